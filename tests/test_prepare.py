@@ -1,0 +1,390 @@
+"""Token files hold the text, each document ended once, found again by content, mended when damaged."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octlm import data as data_module
+from octlm.config import Config, load_config
+from octlm.corpus.document import read_text
+from octlm.data import prepare
+from tests.corpora import all_ids, config, folder_of
+
+ROOT = Path(__file__).parent.parent
+# ---- preparing: from text to token files
+
+
+HOSTILE_TEXT = st.text(
+    st.one_of(
+        st.sampled_from(list("ab  \n\r\t'1.é€😀\u200d\u0301\x00")), st.characters(exclude_categories=["Cs"])
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(HOSTILE_TEXT, min_size=2, max_size=5),
+    st.integers(1, 9),
+    st.sampled_from(["byte", "char", "bpe"]),
+)
+def test_chunked_encoding_is_whole_encoding_and_each_document_ends_once(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[str], chunk: int, tokenizer: str
+) -> None:
+    documents = ["the alphabet " + "".join(documents), *documents, "another document"]
+    root = tmp_path_factory.mktemp("prepare")
+    folder_of(root / "text", *documents)
+    asked = config(
+        root / "text", root / "cache", length=1, rows=1, slices=1, tokenizer=tokenizer, vocab_size=600
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("octlm.corpus.document.read_text", lambda path: read_text(path, chunk))
+        dataset = prepare(asked, shard_tokens=7)
+    encode, eot = dataset.tokenizer.encode, dataset.tokenizer.eot_id
+    expected = [
+        (*encode(text.removeprefix("\ufeff")), eot) for text in documents if text.removeprefix("\ufeff")
+    ]
+    got = []
+    for split in (dataset.train, dataset.val):
+        ids = all_ids(split)
+        assert ids[-1] == eot
+        borders = [i + 1 for i, token in enumerate(ids) if token == eot]
+        got += [tuple(ids[a:b]) for a, b in zip([0, *borders], borders, strict=False)]
+    assert Counter(got) == Counter(expected)
+    described = dataset.manifest["splits"]
+    for name, split in (("train", dataset.train), ("val", dataset.val)):
+        assert (
+            described[name]["tokens"]
+            == len(split)
+            == sum(shard["tokens"] for shard in described[name]["shards"])
+        )
+        assert described[name]["eot_tokens"] == described[name]["documents"] == all_ids(split).count(eot)
+        assert described[name]["bytes"] == dataset.tokenizer.byte_lengths()[all_ids(split)].sum()
+        assert described[name]["highest_id"] == max(all_ids(split))
+    assert dataset.manifest["source"]["documents"] == len(expected)
+    assert dataset.manifest["source"]["bytes"] == sum(described[name]["bytes"] for name in described)
+
+
+def test_one_document_is_cut_by_position_and_ends_in_validation_only(tmp_path: Path) -> None:
+    text = "".join(chr(97 + i % 26) for i in range(1001)) + "é€😀"
+    folder = folder_of(tmp_path / "text", text)
+    for split in (None, "position"):
+        dataset = prepare(config(folder, tmp_path / "cache", split=split), shard_tokens=100)
+        assert dataset.manifest["split"]["by"] == "position"
+        cut = int(len(text) * 0.9)
+        assert all_ids(dataset.train) == list(text[:cut].encode())
+        assert all_ids(dataset.val) == [*text[cut:].encode(), 256]
+    with pytest.raises(ValueError, match=r"one document.*data\.split=position"):
+        prepare(config(folder, tmp_path / "cache", split="document"))
+
+
+def test_special_token_strings_are_ordinary_text(tmp_path: Path) -> None:
+    text = "a <|endoftext|> b " * 20
+    dataset = prepare(config(folder_of(tmp_path / "text", text), tmp_path / "cache"))
+    ids = all_ids(dataset.train) + all_ids(dataset.val)
+    assert ids.count(256) == 1
+    assert dataset.tokenizer.decode_bytes(ids).decode() == text
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
+def test_ids_take_the_width_that_the_vocabulary_needs(tmp_path: Path, vocab_size: int, dtype: str) -> None:
+    folder = folder_of(tmp_path / "text", "some text " * 30)
+    dataset = prepare(config(folder, tmp_path / "cache", vocab_size=vocab_size))
+    assert dataset.manifest["dtype"] == dtype
+    file = dataset.folder / "train-00000.bin"
+    assert file.stat().st_size == len(dataset.train) * np.dtype(dtype).itemsize
+    assert all_ids(dataset.train) == list(("some text " * 30).encode())[:270]
+
+
+# ---- the cache
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Config:
+    folder = folder_of(tmp_path / "text", *(f"document {i} " * 20 for i in range(8)))
+    return config(folder, tmp_path / "cache", tokenizer="bpe")
+
+
+def test_a_prepared_corpus_is_found_again_by_its_content(
+    book: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prepare(book)
+    folder = tmp_path / "moved"
+    (tmp_path / "text").rename(folder)
+
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("prepared twice")
+
+    moved = book.model_copy(update={"data": book.data.model_copy(update={"path": str(folder)})})
+    with monkeypatch.context() as patch:
+        patch.setattr(data_module, "build_tokenizer", forbidden)
+        again = prepare(moved)
+        assert again.folder == first.folder
+        assert again.fingerprint == first.fingerprint
+        for change in (
+            {"val_fraction": 0.3},
+            {"tokenizer": "byte"},
+            {"vocab_size": 300},
+            {"split": "position"},
+        ):
+            with pytest.raises(AssertionError, match="prepared twice"):
+                prepare(moved.model_copy(update={"data": moved.data.model_copy(update=change)}))
+        (folder / "000.txt").write_text("document 0 " * 19 + "Document 0 ")
+        with pytest.raises(AssertionError, match="prepared twice"):
+            prepare(moved)
+    assert prepare(moved).fingerprint != first.fingerprint
+    assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 2  # nothing half-made stays
+    assert str(tmp_path) not in (first.folder / "manifest.json").read_text()
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("train-00000.bin", flip),
+        ("val-00000.bin", lambda path: path.write_bytes(path.read_bytes()[:-2])),
+        ("train-00000.bin", lambda path: path.write_bytes(path.read_bytes() + b"\0\0")),
+        ("train-00000.bin", Path.unlink),
+        ("manifest.json", Path.unlink),
+        ("manifest.json", lambda path: path.write_bytes(path.read_bytes()[:100])),
+        ("manifest.json", lambda path: path.write_text("[]")),
+        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"bytes": 1', '"bytes": 2'))),
+        ("tokenizer.json", flip),
+        ("tokenizer.json", Path.unlink),
+    ],
+)
+def test_a_damaged_cache_entry_is_noticed_and_made_anew(
+    book: Config, file: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = prepare(book)
+    whole = {path.name: path.read_bytes() for path in first.folder.iterdir()}
+    damage(first.folder / file)
+    again = prepare(book)
+    assert len(caplog.records) == 1
+    assert file in caplog.text
+    assert str(first.folder) in caplog.text
+    assert {path.name: path.read_bytes() for path in again.folder.iterdir()} == whole
+    assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name]
+
+
+def test_the_second_of_two_processes_takes_what_the_first_has_made(
+    book: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = data_module.write_tokens
+    made = []
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.setattr(data_module, "write_tokens", write)
+        made.append(prepare(book))  # another process, from start to end
+        write(*arguments)
+
+    monkeypatch.setattr(data_module, "write_tokens", overtaken)
+    inode = None
+    dataset = prepare(book)
+    inode = (made[0].folder / "manifest.json").stat().st_ino
+    assert (dataset.folder / "manifest.json").stat().st_ino == inode
+    assert dataset.fingerprint == made[0].fingerprint
+    assert len(list(dataset.folder.parent.iterdir())) == 1
+
+
+def test_what_an_interrupted_preparation_left_is_ignored_and_removed_after_a_day(
+    book: Config, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache" / "tokens"
+    for name in ("tmp-old", "tmp-new"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "train-00000.bin").write_bytes(b"x")
+    yesterday = time.time() - 25 * 3600
+    os.utime(cache / "tmp-old", (yesterday, yesterday))
+    prepare(book)
+    assert not (cache / "tmp-old").exists()
+    assert (cache / "tmp-new").exists()  # another process may be writing it
+
+
+def test_a_failed_write_names_the_path_and_leaves_nothing(tmp_path: Path) -> None:
+    asked = config(folder_of(tmp_path / "text", "some text " * 30_000), tmp_path / "cache")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match=str(tmp_path / "cache")):
+            prepare(asked)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+    prepare(asked)
+
+
+# ---- hostile files, and other surroundings
+
+GOOD = b"some good text, " * 40
+HOSTILE_FILES: dict[str, tuple[list[bytes], str | None]] = {  # files of a folder -> what the refusal says
+    "empty": ([b""], "no text"),
+    "empty among others": ([b"", GOOD, b"", GOOD[::-1], b""], None),
+    "1 byte": ([b"a"], "1 characters"),
+    "2 bytes": ([b"ab"], "has 1 tokens"),
+    "two files of 1 byte": ([b"a", b"b"], "has 2 tokens"),
+    "the same file twice": ([GOOD, GOOD], "same text 2 times"),
+    "NUL": ([b"\0" * 500], None),
+    "mark": ([b"\xef\xbb\xbf" + GOOD], None),
+    "mark only": ([b"\xef\xbb\xbf"], "no text"),
+    "CRLF": ([b"line\r\n" * 100], None),
+    "lone CR": ([b"line\r" * 100], None),
+    "UTF-16": (["some text".encode("utf-16")], "byte 0 "),
+    "Latin-1": ([GOOD + b"caf\xe9 " + GOOD], "byte 643 "),
+    "bad at the start": ([b"\x80" + GOOD], "byte 0 "),
+    "bad at the end": ([GOOD + b"\xe2\x82"], "byte 640 "),
+    "bad at a chunk border": ([b"a" * ((1 << 20) - 1) + b"\xe2" + b"b"], f"byte {(1 << 20) - 1} "),
+    "emoji": (["👩‍👩‍👧🏽".encode() * 400], None),
+    "all of Unicode": ([bytes("".join(map(chr, [*range(0xD800), *range(0xE000, 0x11000)])), "utf-8")], None),
+    "special strings": ([b"<|endoftext|>" * 60], None),
+    "gzip": ([b"\x1f\x8b\x08\x00abc" + GOOD], "byte 1 "),
+    "no newline": ([b"x " * 300 + b"end"], None),
+}
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+@pytest.mark.parametrize("kind", HOSTILE_FILES)
+def test_hostile_files_are_prepared_right_or_refused_in_one_line(
+    tmp_path: Path, kind: str, tokenizer: str
+) -> None:
+    files, refusal = HOSTILE_FILES[kind]
+    folder = folder_of(tmp_path / "with space é", *files)
+    asked = config(folder, tmp_path / "cache", tokenizer=tokenizer)
+    if refusal:
+        with pytest.raises(ValueError, match=refusal) as error:
+            prepare(asked)
+        assert str(folder) in str(error.value)
+        assert "\n" not in str(error.value)
+        return
+    dataset = prepare(asked)
+    texts = [content.removeprefix(b"\xef\xbb\xbf") for content in files if content]
+    back = [dataset.tokenizer.decode_bytes(all_ids(split)) for split in (dataset.train, dataset.val)]
+    assert b"".join(back) in (b"".join(texts), b"".join(texts[::-1]))
+
+
+@pytest.mark.parametrize("letter", ["a", "_", "random"])
+def test_a_megabyte_without_a_space_ends(tmp_path: Path, letter: str) -> None:
+    letters = np.random.default_rng(0).integers(97, 123, 1 << 20, np.uint8).tobytes()
+    content = letters if letter == "random" else letter.encode() * (1 << 20)
+    asked = config(folder_of(tmp_path / "text", content), tmp_path / "cache", tokenizer="bpe")
+    start = time.monotonic()
+    dataset = prepare(asked)
+    assert time.monotonic() - start < 30  # a limit against hanging
+    back = [dataset.tokenizer.decode_bytes(all_ids(split)) for split in (dataset.train, dataset.val)]
+    assert b"".join(back) == content
+
+
+PREPARE = (sys.executable, str(ROOT / "scripts" / "prepare.py"))
+ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "OMP_NUM_THREADS": "1"}
+RECIPE = """
+model: {vocab_size: 300, context_length: 4}
+data: {source: text, path: "-"}
+train: {tokens_per_step: 8, micro_batch_size: 2}
+"""
+
+
+def test_the_locale_changes_nothing_and_two_processes_may_prepare_at_once(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "text", "é€😀 naïve\r\nline\rend \u2028 " * 50)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE)
+    processes = [
+        subprocess.Popen(
+            [*PREPARE, "--config", str(recipe), f"data.path={folder}", f"data.cache_dir={tmp_path / 'one'}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT | locale,
+        )
+        for locale in ({"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C", "PYTHONUTF8": "0"})
+    ]
+    answers = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+    for out, err, code in answers:
+        assert (err, code) == (b"", 0)  # no progress bar without a terminal
+        assert out.count(b"\n") == 1
+    prepare(load_config(recipe, [f"data.path={folder}", f"data.cache_dir={tmp_path / 'two'}"]))
+    made = [
+        {
+            str(path.relative_to(tmp_path / cache)): path.read_bytes()
+            for path in (tmp_path / cache).rglob("*.*")
+        }
+        for cache in ("one", "two")
+    ]
+    assert made[0] == made[1]
+    assert len(made[0]) == 4
+
+
+def test_bad_standard_input_is_one_line_of_the_command(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE)
+    command = [*PREPARE, "--config", str(recipe), f"data.cache_dir={tmp_path / 'cache'}"]
+    done = subprocess.run(
+        command, input=b"ab\xff", capture_output=True, env=ENVIRONMENT, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+    assert b"byte 2 " in done.stderr
+    assert str(tmp_path / "cache" / "stdin").encode() in done.stderr
+
+
+# ---- memory
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from octlm.config import Config, DataConfig, ModelConfig, TrainConfig
+from octlm.data import prepare
+data = DataConfig(source="text", path=sys.argv[1], cache_dir=sys.argv[2], tokenizer=sys.argv[3])
+config = Config(data=data, model=ModelConfig(vocab_size=512), train=TrainConfig())
+def peak():  # of this program; ru_maxrss would start at what its parent held
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+before = peak()
+dataset = prepare(config, shard_tokens=1 << 22)
+after = peak()
+for step in range(int(sys.argv[4])):
+    dataset.batch(step, 0)
+print(before, after, peak())
+"""
+
+
+def measure(path: Path, cache: Path, tokenizer: str, steps: int) -> list[float]:
+    command = [sys.executable, "-c", MEASURE, str(path), str(cache), tokenizer, str(steps)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=600)
+    return [float(word) for word in done.stdout.split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_preparing_takes_the_same_memory_for_twice_the_text(tmp_path: Path, tokenizer: str) -> None:
+    line = "the quick brown fox jumps over the lazy dog, é€😀; and then some more of it\n".encode()
+    peaks = []
+    for megabytes in (64, 128):
+        path = tmp_path / f"{megabytes}.txt"
+        path.write_bytes(line * (megabytes * (1 << 20) // len(line)))
+        before, after, _ = measure(path, tmp_path / "cache", tokenizer, 0)
+        assert after - before < 250
+        peaks.append(after)
+    assert abs(peaks[1] - peaks[0]) < 30
+
+
+@pytest.mark.slow
+def test_reading_batches_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"0123456789abcde " * (250 << 16))  # 250 MB of bytes: 500 MB of tokens
+    _, after, end = measure(path, tmp_path / "cache", "byte", 2000)
+    assert end - after < 100

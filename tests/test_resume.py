@@ -1,0 +1,249 @@
+"""A run that was stopped anywhere, any number of times, ends bit for bit as the uninterrupted one."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octlm import loop
+from octlm.checkpoint import best_checkpoint, latest_checkpoint, read_checkpoint
+from octlm.config import Config
+from octlm.metrics import read_records
+from tests.runs import TINY_RUN, comparable, run, tiny, write_text
+
+ROOT = Path(__file__).parent.parent
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:
+    """Die in the call-th call of a function of the loop."""
+    real, calls = getattr(loop, name), iter(range(1, 10**6))
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == call:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(loop, name, dying)
+
+
+def killed_run(monkeypatch: pytest.MonkeyPatch, config: Config, run_dir: Path, name: str, call: int) -> None:
+    with monkeypatch.context() as patch:
+        kill_at(patch, name, call)
+        with pytest.raises(Killed):
+            run(config, run_dir)
+
+
+def weights(run_dir: Path) -> str:
+    latest = latest_checkpoint(run_dir)
+    assert latest is not None
+    return hashlib.sha256((latest / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], str]:
+    """The uninterrupted run: 2 slices a step, dropout, 28 windows an epoch, 8 rows a step: mid-epoch everywhere."""
+    folder = tmp_path_factory.mktemp("whole")
+    records = run(tiny(folder), folder / "run")
+    assert {r["kind"] for r in records} >= {
+        "run_start",
+        "audit",
+        "train",
+        "eval",
+        "sample",
+        "checkpoint",
+        "run_end",
+    }
+    return folder, comparable(records), weights(folder / "run")
+
+
+@pytest.mark.parametrize("name,call", [("update", 1), ("update", 7), ("save_checkpoint", 2), ("prune", 2)])
+def test_a_killed_run_resumes_bit_for_bit(
+    whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch, name: str, call: int
+) -> None:
+    folder, expected, digest = whole
+    run_dir = folder / f"{name}-{call}"
+    killed_run(monkeypatch, tiny(folder), run_dir, name, call)
+    before = {p: p.stat().st_mtime_ns for p in run_dir.glob("checkpoints/step-*/*")}
+    assert comparable(run(tiny(folder), run_dir)) == expected
+    assert weights(run_dir) == digest
+    assert before == {p: p.stat().st_mtime_ns for p in before}, (
+        "a checkpoint from before the kill was rewritten"
+    )
+
+
+@pytest.mark.parametrize("name", ["validate", "write_best", "generate"])
+def test_a_kill_after_the_save_loses_no_evaluation_and_no_sample(
+    whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, expected, digest = whole
+    run_dir = folder / f"late-{name}"
+    killed_run(monkeypatch, tiny(folder), run_dir, name, 1)
+    assert latest_checkpoint(run_dir) == run_dir / "checkpoints" / "step-000010"
+    records = run(tiny(folder), run_dir)
+    key = [(r["step"], r["kind"]) for r in comparable(records)]
+    assert len(key) == len(set(key)) and sorted(key) == sorted((r["step"], r["kind"]) for r in expected)
+    assert sorted(comparable(records), key=lambda r: (r["step"], r["kind"])) == sorted(
+        expected, key=lambda r: (r["step"], r["kind"])
+    )
+    assert weights(run_dir) == digest
+    best = best_checkpoint(run_dir)
+    losses = {r["step"]: r["loss"] for r in expected if r["kind"] == "eval"}
+    assert best is not None and read_checkpoint(best).step == min(losses, key=losses.__getitem__)
+
+
+def test_d12_any_number_of_resumes(
+    whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, expected, digest = whole
+    for _ in range(3):
+        killed_run(
+            monkeypatch, tiny(folder), folder / "often", "update", 7
+        )  # five steps that are kept, two that are not
+    assert comparable(run(tiny(folder), folder / "often")) == expected
+    assert weights(folder / "often") == digest
+
+
+def test_d4_the_learning_rate_follows_the_step_through_a_resume_in_the_warm_up(
+    whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = whole
+    config = tiny(folder, "train.save_every=2", "train.steps=12")
+    straight = run(config, folder / "straight")
+    killed_run(monkeypatch, config, folder / "warm", "update", 4)
+    rates = [r["learning_rate"] for r in run(config, folder / "warm") if r["kind"] == "train"]
+    assert rates == [r["learning_rate"] for r in straight if r["kind"] == "train"]
+    assert rates[0] > 0 and max(rates) == rates[3] == 1e-2
+
+
+def test_a_finished_run_says_so_and_a_longer_one_goes_on(
+    whole: tuple[Path, list[dict[str, Any]], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _, digest = whole
+    run_dir = folder / "longer"
+    run(tiny(folder), run_dir)
+    files = sorted(p.name for p in run_dir.iterdir())
+    capsys.readouterr()
+    run(tiny(folder), run_dir)
+    assert "finished at step 20" in capsys.readouterr().out
+    assert sorted(p.name for p in run_dir.iterdir()) == files and weights(run_dir) == digest
+    records = run(tiny(folder, "train.steps=25", "train.log_every=5"), run_dir)
+    assert records[-1]["kind"] == "run_end" and records[-1]["step"] == 25
+
+
+def test_another_config_is_refused_with_the_keys_that_differ(
+    whole: tuple[Path, list[dict[str, Any]], str],
+) -> None:
+    folder, _, digest = whole
+    with pytest.raises(ValueError, match=r"model\.n_layers, optim\.learning_rate") as refusal:
+        run(tiny(folder, "model.n_layers=3", "optim.learning_rate=2e-2"), folder / "run")
+    assert "\n" not in str(refusal.value) and weights(folder / "run") == digest
+    with pytest.raises(ValueError, match="not empty"):
+        run(tiny(folder), folder / "run", resume="never")
+    foreign = folder / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not a run"):
+        run(tiny(folder), foreign)
+    assert [p.name for p in foreign.iterdir()] == ["thesis.txt"]
+
+
+def test_a_changed_corpus_is_refused_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_run(monkeypatch, tiny(tmp_path), tmp_path / "run", "update", 7)
+    write_text(tmp_path / "text.txt", seed=1)
+    with pytest.raises(ValueError, match="corpus"):
+        run(tiny(tmp_path), tmp_path / "run")
+
+
+def test_a_named_checkpoint_starts_a_new_directory(whole: tuple[Path, list[dict[str, Any]], str]) -> None:
+    folder, expected, digest = whole
+    start = folder / "run" / "checkpoints" / "step-000010"
+    records = run(tiny(folder), folder / "branch", resume=str(start))
+    assert comparable(records)[-12:] == expected[-12:] and weights(folder / "branch") == digest
+    with pytest.raises(ValueError, match="another run"):
+        run(tiny(folder), folder / "run", resume=str(start))
+
+
+def test_e10_init_from_takes_weights_only(whole: tuple[Path, list[dict[str, Any]], str]) -> None:
+    folder, expected, _ = whole
+    start = folder / "run" / "checkpoints" / "step-000020"
+    records = comparable(run(tiny(folder, "train.steps=2"), folder / "tuned", init_from=start))
+    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2]
+    assert records[0]["learning_rate"] == expected[0]["learning_rate"]
+    assert records[0]["loss"] < expected[0]["loss"] - 1
+    with pytest.raises(ValueError, match=r"data\.tokenizer="):
+        words = ("data.tokenizer=char", "model.vocab_size=64")
+        run(tiny(folder, *words), folder / "other", init_from=start)
+
+
+def test_d6_the_tie_survives_training_and_loading(whole: tuple[Path, list[dict[str, Any]], str]) -> None:
+    from octlm.checkpoint import load_run
+
+    model = load_run(whole[0] / "run").model
+    assert model.head.weight is model.embed.weight
+    assert torch.equal(model.head.weight, model.embed.weight)
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    paths = [f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}", "train.log_every=100"]
+    return [
+        sys.executable,
+        str(ROOT / "train.py"),
+        "--config",
+        "base",
+        "--run-dir",
+        str(folder / "cli"),
+        *TINY_RUN,
+        *paths,
+        *words,
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_signals_to_the_real_command(tmp_path: Path, number: int) -> None:
+    write_text(tmp_path / "text.txt")
+    words = [
+        w
+        for w in command(tmp_path)
+        if not w.startswith(("train.steps", "train.log_every", "train.save_every", "train.keep"))
+    ]
+    words += ["train.steps=100000", "train.save_every=5", "train.keep=2", "train.log_every=5"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        deadline = time.monotonic() + 60
+        while latest_checkpoint(tmp_path / "cli") is None:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            time.sleep(0.05)
+        time.sleep(random.Random(number).random() / 2)
+        os.kill(process.pid, number)
+        process.communicate(timeout=10)
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    latest = latest_checkpoint(tmp_path / "cli")
+    assert latest is not None
+    step = read_checkpoint(latest).step
+    if number != signal.SIGKILL:
+        trained = [r["step"] for r in read_records(tmp_path / "cli") if r["kind"] == "train"]
+        assert step >= trained[-1], "the last finished step must be in the checkpoint"
+    steps = step + 3
+    words[words.index("train.steps=100000")] = f"train.steps={steps}"
+    done = subprocess.run(words, capture_output=True, cwd=tmp_path, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    fresh = [w for w in words if w != str(tmp_path / "cli")]
+    fresh.insert(fresh.index("--run-dir") + 1, str(tmp_path / "fresh"))
+    done = subprocess.run(fresh, capture_output=True, cwd=tmp_path, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # The rate depends on train.steps, which the two commands shared only after the signal: so compare data and steps.
+    a, b = (read_records(tmp_path / name) for name in ("cli", "fresh"))
+    assert [r["step"] for r in a if r["kind"] == "train"] == [r["step"] for r in b if r["kind"] == "train"]
+    assert json.dumps(a[-1]["step"]) == str(steps)

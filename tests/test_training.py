@@ -1,0 +1,282 @@
+"""The loop trains what it says it trains, stops when it must, and tells it to people, files and TensorBoard."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octlm import loop, probes
+from octlm.checkpoint import latest_checkpoint, load_run
+from octlm.command import RunFailed
+from octlm.config import load_config
+from octlm.data import Batch, prepare
+from octlm.model import Decoder
+from octlm.sampling import generate
+from tests.runs import comparable, run, tiny
+from tests.variants import build
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+
+
+def losses(records: list[dict[str, Any]]) -> list[float]:
+    return [r["loss"] for r in records if r["kind"] == "train"]
+
+
+def test_d15_a_cycle_is_learnt_as_a_cycle(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(chr(48 + k % 64) for k in range(6000)), encoding="utf-8")
+    words = (
+        "model.dropout=0.0",
+        "train.steps=100",
+        "train.log_every=100",
+        "train.eval_every=0",
+        "train.sample_every=0",
+    )
+    run(tiny(tmp_path, *words, "train.save_every=0"), tmp_path / "run")
+    trained = load_run(tmp_path / "run")
+    ids = generate(trained.model, [[48 + k] for k in range(64)], max_new_tokens=1, temperature=0.0)
+    assert ids == [[48 + (k + 1) % 64] for k in range(64)]
+
+
+def test_one_block_is_memorised_and_reproduced(tmp_path: Path) -> None:
+    words = [
+        f"data.path={ROOT / 'octlm'}",
+        "data.source=text",
+        f"data.cache_dir={tmp_path}",
+        "train.threads=1",
+    ]
+    config = load_config("day1-overfit", words)
+    records = run(config, tmp_path / "run")
+    assert losses(records)[-1] < 0.01
+    block = prepare(config).batch(0, 0).ids[0].tolist()
+    trained = load_run(tmp_path / "run", which="latest")
+    for use_cache in (True, False):
+        settings = {"max_new_tokens": len(block) - 8, "temperature": 0.0, "use_cache": use_cache}
+        assert generate(trained.model, [block[:8]], **settings) == [block[8:]]
+
+
+def test_validation_scores_the_whole_split_in_nats_and_bits(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    dataset = prepare(config)
+    torch.manual_seed(0)
+    model = Decoder(config.model)
+    scores = [probes.validate(model, dataset, rows, device=CPU) for rows in (1, 3, 64)]
+    assert all(s is not None and s.tokens == len(dataset.val) for s in scores)
+    assert len({round(s.loss, 5) for s in scores if s is not None}) == 1
+    # by hand: every token from the window that holds it
+    tokens = [dataset.tokenizer.eot_id, *dataset.val.read(0, len(dataset.val)).tolist()]
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, 16):
+            window = torch.tensor([tokens[start : start + 16 + 1]])
+            shares = model.eval()(window[:, :-1]).double().log_softmax(-1)[0]
+            nats -= float(sum(shares[i, target] for i, target in enumerate(window[0, 1:].tolist())))
+    assert scores[0] is not None
+    assert scores[0].loss == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+    assert scores[0].bits_per_byte == pytest.approx(nats / math.log(2) / dataset.val_bytes, rel=1e-5)
+
+
+def test_d11_an_evaluation_changes_no_training_step(tmp_path: Path) -> None:
+    with_evaluations = losses(
+        run(tiny(tmp_path, "train.eval_every=3", "train.sample_every=3"), tmp_path / "a")
+    )
+    without = losses(run(tiny(tmp_path, "train.eval_every=0", "train.sample_every=0"), tmp_path / "b"))
+    assert with_evaluations == without and len(without) == 20
+    config = tiny(tmp_path, "model.dropout=0.5")
+    model, dataset = Decoder(config.model), prepare(config)
+    assert probes.validate(model, dataset, 4, device=CPU) == probes.validate(model, dataset, 4, device=CPU)
+    assert model.training
+
+
+def test_d10_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
+    plain = ("model.dropout=0.0", "optim.clip=0.5", "train.steps=5")
+    small = run(tiny(tmp_path, *plain, "train.micro_batch_size=2"), tmp_path / "small")
+    large = run(tiny(tmp_path, *plain, "train.micro_batch_size=8"), tmp_path / "large")
+    for a, b in zip(comparable(small), comparable(large), strict=True):
+        if a["kind"] == "train":
+            assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+            assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-3)
+
+
+def test_d8_a_batch_without_targets_contributes_nothing() -> None:
+    model = build({"vocab_size": 31, "context_length": 16, "dim": 32})
+    ids = torch.zeros(2, 16, dtype=torch.int64)
+    loss = probes.loss_sum(model, Batch(ids, torch.full_like(ids, -1), None, None), CPU)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_d9_clipping_acts_on_unscaled_gradients(tmp_path: Path) -> None:
+    plain = ("model.dropout=0.0", "train.steps=3")
+    full = [r for r in run(tiny(tmp_path, *plain), tmp_path / "fp32") if r["kind"] == "train"]
+    half = [
+        r
+        for r in run(tiny(tmp_path, *plain, "train.precision=fp16"), tmp_path / "fp16")
+        if r["kind"] == "train"
+    ]
+    for a, b in zip(full, half, strict=True):
+        assert b["gradient_norm"] == pytest.approx(a["gradient_norm"], rel=0.01)
+    model = build({"vocab_size": 31, "dim": 32})
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    scaler.scale(10 * model(torch.zeros(1, 4, dtype=torch.int64)).square().sum()).backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert loop.clip_gradients(model, [optimizer], scaler, 0.5) > 0.5
+    assert math.hypot(*(p.grad.norm().item() for p in model.parameters() if p.grad is not None)) <= 0.5 + 1e-5
+
+
+def test_d13_training_goes_on_into_the_next_epoch(tmp_path: Path) -> None:
+    config = tiny(tmp_path, "train.steps=60", "train.log_every=20")
+    run(config, tmp_path / "run")
+    assert prepare(config).epoch(60) >= 2
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    name = {"loss": "accumulate", "gradient": "clip_gradients"}[where]
+    real, calls = getattr(loop, name), iter(range(1, 100))
+    monkeypatch.setattr(loop, name, lambda *args: real(*args) if next(calls) != 8 else math.nan)
+    with pytest.raises(RunFailed, match=r"step 8.*not finite.*step-000005"):
+        run(tiny(tmp_path), tmp_path / "run")
+    weights = load_run(tmp_path / "run", which="latest").model.state_dict()
+    assert latest_checkpoint(tmp_path / "run") == tmp_path / "run/checkpoints/step-000005"
+    assert all(torch.isfinite(w).all() for w in weights.values())
+
+
+def test_a_leaking_model_is_stopped_before_step_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaky(Decoder):
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            logits = super().forward(*args, **kwargs)
+            return logits + 0.001 * logits.mean(dim=1, keepdim=True)
+
+    monkeypatch.setattr(loop, "Decoder", Leaky)
+    with pytest.raises(RunFailed, match=r"preflight.*later token"):
+        run(tiny(tmp_path), tmp_path / "run")
+    assert latest_checkpoint(tmp_path / "run") is None
+
+
+def test_early_stop_ends_after_evaluations_without_a_better_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([3.0, 2.0, 2.5, 2.6, 2.7, 1.0])
+    monkeypatch.setattr(loop, "validate", lambda *args, **kwargs: probes.Validation(next(values), 1.0, 1))
+    words = ("train.eval_every=2", "train.early_stop=2")
+    records = run(tiny(tmp_path, *words), tmp_path / "run")
+    assert (records[-1]["kind"], records[-1]["reason"], records[-1]["step"]) == ("run_end", "early_stop", 8)
+    assert load_run(tmp_path / "run").step == 4
+    assert run(tiny(tmp_path, *words), tmp_path / "run") == records, "an early end is an end"
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("attention", ["naive", "sdpa"])
+def test_every_optimizer_and_attention_path_learns(tmp_path: Path, name: str, attention: str) -> None:
+    words = (
+        f"optim.name={name}",
+        f"model.attention={attention}",
+        "train.steps=30",
+        "data.isolate_documents=true",
+    )
+    found = losses(run(tiny(tmp_path, *words), tmp_path / "run"))
+    assert found[-1] < found[0] - 1.5
+
+
+def test_tensorboards_reader_finds_the_curves_with_rising_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    real, calls = loop.update, iter(range(1, 100))
+
+    def dying(*args: Any) -> None:
+        if next(calls) == 13:
+            raise KeyboardInterrupt
+        real(*args)
+
+    monkeypatch.setattr(loop, "update", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(tmp_path), tmp_path / "run")
+    run(tiny(tmp_path), tmp_path / "run")
+    reader = EventAccumulator(str(tmp_path / "run"))
+    reader.Reload()
+    wanted = {"train/loss", "train/learning_rate", "train/gradient_norm", "train/tokens_per_second"}
+    assert set(reader.Tags()["scalars"]) == wanted | {"eval/loss", "eval/bits_per_byte"}
+    assert reader.Tags()["images"] == ["attention"]
+    for tag in wanted:
+        assert [event.step for event in reader.Scalars(tag)] == list(range(1, 21))
+    assert [event.step for event in reader.Scalars("eval/bits_per_byte")] == [10, 20]
+
+
+def test_piped_output_is_plain_lines_at_most_two_a_log_interval(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    words = [
+        "--config",
+        str(tmp_path / "config.yaml"),
+        "--run-dir",
+        str(tmp_path / "run"),
+        "train.log_every=5",
+    ]
+    done = subprocess.run(
+        [sys.executable, ROOT / "train.py", *words], capture_output=True, timeout=60, check=True
+    )
+    output = (done.stdout + done.stderr).decode()
+    assert "\r" not in output
+    lines = output.splitlines()
+    begun = next(i for i, line in enumerate(lines) if line.startswith("step 5/20"))
+    assert begun <= 2, "at most two lines before the first step"
+    assert len(lines) - begun <= 2 * 4 + 1
+    assert [line.split()[1] for line in lines if line.startswith("step ")] == [
+        "5/20",
+        "10/20",
+        "15/20",
+        "20/20",
+    ]
+    assert any(line.startswith("sample: ") for line in lines)
+
+
+def test_compile_auto_falls_back_to_eager_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(model: Decoder, **kwargs: Any) -> Any:
+        def fail(*args: Any, **kwargs: Any) -> None:
+            raise RuntimeError("no compiler here")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.warns(UserWarning, match=r"train\.compile: auto: running eagerly") as caught:
+        records = run(tiny(tmp_path, "train.compile=auto", "train.steps=3"), tmp_path / "auto")
+    assert len(caught) == 1
+    assert losses(records) == losses(run(tiny(tmp_path, "train.steps=3"), tmp_path / "off"))
+    with pytest.raises(RuntimeError, match="no compiler"):
+        run(tiny(tmp_path, "train.compile=on"), tmp_path / "on")
+
+
+def test_a_long_prompt_and_a_foreign_one_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sample\.prompt: 20 tokens.*16"):
+        run(tiny(tmp_path, "sample.prompt=" + "x" * 20), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"sample\.prompt: "):
+        run(tiny(tmp_path, "sample.prompt=Q", "data.tokenizer=char"), tmp_path / "run")
+    assert latest_checkpoint(tmp_path / "run") is None
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path: Path) -> None:
+    from octlm.run_directory import open_run
+
+    config = tiny(tmp_path)
+    with open_run(tmp_path / "run", config, "auto"), pytest.raises(ValueError, match="another process"):
+        run(config, tmp_path / "run")
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2"):
+        run(tiny(tmp_path), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
