@@ -264,7 +264,7 @@ class SampleConfig(Section):
     max_new_tokens: Count = 128
     temperature: NotNegative = 0.8  # 0 = the most likely token
     top_k: Whole = 50  # 0 = off
-    top_p: Annotated[NotNegative, Field(le=1)] = 1.0  # 1 = off
+    top_p: Annotated[NotNegative, Field(gt=0, le=1)] = 1.0  # 1 = off
 
 
 class Config(Section):

@@ -74,9 +74,7 @@ def prepare(config: Config, show_progress: bool = False, *, shard_tokens: int = 
     """
     vocab_size = config.data.vocab_size or config.model.vocab_size
     if vocab_size > config.model.vocab_size:
-        raise ValueError(
-            f"data.vocab_size={vocab_size} is more than model.vocab_size={config.model.vocab_size}"
-        )
+        raise ValueError(f"data.vocab_size={vocab_size} is more than model.vocab_size={config.model.vocab_size}")
     data = materialize_stdin(config.data)
     dtype = "uint16" if config.model.vocab_size <= 1 << 16 else "uint32"
     source = open_source(data)
@@ -108,9 +106,7 @@ def find_fault(entry: Path) -> str | None:
         if manifest.pop("checksum") != checksum(manifest):
             return "manifest.json is corrupted"
         files = {"tokenizer.json": manifest["tokenizer"]["sha256"]}
-        files |= {
-            shard["file"]: shard["sha256"] for name in SPLITS for shard in manifest["splits"][name]["shards"]
-        }
+        files |= {shard["file"]: shard["sha256"] for name in SPLITS for shard in manifest["splits"][name]["shards"]}
         wrong = [name for name, sha256 in files.items() if hash_file(entry / name) != sha256]
         return f"{wrong[0]} is corrupted" if wrong else None
     except FileNotFoundError as error:
@@ -171,9 +167,7 @@ def write_tokens(
     writers = {name: ShardWriter(folder, name, tokenizer, dtype, shard_tokens) for name in SPLITS}
     hidden = None if show_progress else True  # None: shown on a terminal only
     with ExitStack() as stack:
-        bar = stack.enter_context(
-            tqdm(desc="tokens", total=found.bytes, unit="B", unit_scale=True, disable=hidden)
-        )
+        bar = stack.enter_context(tqdm(desc="tokens", total=found.bytes, unit="B", unit_scale=True, disable=hidden))
         for writer in writers.values():
             stack.callback(writer.close_shard)  # also when a write failed
         for name, text in divide(source, found, split):
@@ -220,9 +214,7 @@ class Dataset:
         self.overfit_block = config.train.overfit_block
         self.isolate_documents = config.data.isolate_documents
         splits = self.manifest["splits"]
-        self.train, self.val = (
-            TokenFile(folder, splits[name]["shards"], self.manifest["dtype"]) for name in SPLITS
-        )
+        self.train, self.val = (TokenFile(folder, splits[name]["shards"], self.manifest["dtype"]) for name in SPLITS)
         self.val_bytes: int = splits["val"]["bytes"]
         highest = max(self.tokenizer.size - 1, *(splits[name]["highest_id"] for name in SPLITS))
         if highest >= self.vocab_size:
@@ -258,10 +250,7 @@ class Dataset:
         assert step >= 0 and 0 <= slice < self.rows_per_step // self.rows_per_slice
         first = step * self.rows_per_step + slice * self.rows_per_slice
         numbers = range(first, first + self.rows_per_slice)
-        windows = [
-            0 if self.overfit_block else int(self._order(n // self.windows)[n % self.windows])
-            for n in numbers
-        ]
+        windows = [0 if self.overfit_block else int(self._order(n // self.windows)[n % self.windows]) for n in numbers]
         length = self.context_length
         rows = np.stack([self.train.read(window * length, length + 1) for window in windows])
         return self._batch(rows[:, :-1], rows[:, 1:])

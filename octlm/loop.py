@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,6 +79,11 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
         parameters = sum(p.numel() for p in model.parameters())
         metrics = Metrics(run_dir, step if checkpoint or read_records(run_dir) else None)
         with Console(t.steps, step) as console, metrics, StopSignal() as stop:
+            clock = Clock(max((r["seconds"] for r in metrics.records), default=0.0))
+
+            def log(kind: str, **fields: Any) -> None:
+                metrics.log(kind, step, tokens=step * t.tokens_per_step, seconds=clock.seconds(), **fields)
+
             console.say(
                 f"{run_dir}: {parameters:,} parameters on {dataset.describe()}; {device.type}, "
                 f"{str(dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads, from step {step}"
@@ -88,41 +94,34 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
                     "config_sha256": config.sha256,
                     "data_sha256": dataset.fingerprint,
                 }
-                metrics.log("run_start", 0, tokens=0, seconds=0.0, **facts)
+                log("run_start", **facts)
                 for finding in preflight(model, dataset.batch(0, 0), device, fresh=init_from is None):
-                    metrics.log("audit", 0, tokens=0, seconds=0.0, **vars(finding))
+                    log("audit", **vars(finding))
                     if not finding.ok:
                         raise RunFailed(f"{run_dir}: preflight: {finding}")
 
-            clock = Clock(max((r["seconds"] for r in metrics.records), default=0.0))
             while True:
                 ending = step >= t.steps
-                evaluating = (
-                    step > 0 and (ending or due(step, t.eval_every)) and not metrics.recorded("eval", step)
-                )
-                sampling = (
-                    step > 0
-                    and (ending or due(step, t.sample_every))
-                    and not metrics.recorded("sample", step)
-                )
-                at = {"tokens": step * t.tokens_per_step, "seconds": clock.seconds()}
+                evaluating = step > 0 and (ending or due(step, t.eval_every)) and not metrics.recorded("eval", step)
+                sampling = step > 0 and (ending or due(step, t.sample_every)) and not metrics.recorded("sample", step)
                 if evaluating and not stop.signal:
                     scores = validate(model, dataset, batch_rows, device=device, dtype=dtype, stop=stop)
                     if scores is not None:
                         if scores.loss < best_loss(metrics.records):
                             write_best(run_dir, step, scores.loss)
-                        metrics.log("eval", step, **at, loss=scores.loss, bits_per_byte=scores.bits_per_byte)
+                        log("eval", loss=scores.loss, bits_per_byte=scores.bits_per_byte)
                         if len(model.layers):
                             picture = attention_picture(model, dataset.batch(0, 0).ids[:1].to(device))
                             metrics.image("attention", step, picture)
-                console.report(step, [r for r in metrics.records if r["step"] == step])
+                console.report(step, [r for r in metrics.records[-4:] if r["step"] == step])
                 if sampling and not stop.signal:
                     settings = config.sample.model_dump(exclude={"prompt"})
+                    settings["stop_ids"] = (dataset.tokenizer.eot_id,)
                     ids = generate(model, [prompt], seed=t.seed, **settings)[0]
                     text = config.sample.prompt + dataset.tokenizer.decode(ids)
                     (run_dir / "samples").mkdir(exist_ok=True)
                     write_text(run_dir / "samples" / f"step-{step:06d}.txt", text)
-                    metrics.log("sample", step, **at, text=text)
+                    log("sample", text=text)
                     console.show(text)
                 early = 0 < t.early_stop <= evaluations_since_best(metrics.records)
                 if ending or early or stop.signal:
@@ -135,19 +134,14 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
                 norm = clip_gradients(model, optimizers, scaler, config.optim.clip)
                 if not math.isfinite(loss) or not (math.isfinite(norm) or scaler.is_enabled()):
                     what = f"step {step + 1}: loss {loss}, gradient norm {norm}: not finite"
-                    raise RunFailed(
-                        f"{run_dir}: {what}; the last good checkpoint is {latest_checkpoint(run_dir)}"
-                    )
+                    raise RunFailed(f"{run_dir}: {what}; the last good checkpoint is {latest_checkpoint(run_dir)}")
                 update(model, optimizers, scaler)
                 step += 1
                 clock.stop()
 
-                at = {"tokens": step * t.tokens_per_step, "seconds": clock.seconds()}
                 if due(step, t.log_every) or step == t.steps:
                     fields = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
-                    metrics.log(
-                        "train", step, **at, **fields, tokens_per_second=clock.rate(t.tokens_per_step)
-                    )
+                    log("train", **fields, tokens_per_second=clock.rate(t.tokens_per_step))
                 if stop.signal or step == t.steps or due(step, t.save_every) or due(step, t.eval_every):
                     state = {"scaler": scaler.state_dict(), "data_sha256": dataset.fingerprint}
                     path = save_checkpoint(
@@ -159,14 +153,14 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
                         config=config,
                         tokenizer=dataset.tokenizer,
                     )
-                    metrics.log("checkpoint", step, **at, path=path.name)
+                    log("checkpoint", path=path.name)
                     prune(run_dir, t.keep)
                 console.advance(step)
 
             if stop.signal:
                 console.say(f"{run_dir}: stopped at step {step}; the same command goes on from there")
                 raise SystemExit(128 + stop.signal)
-            metrics.log("run_end", step, **at, reason="steps" if ending else "early_stop")
+            log("run_end", reason="steps" if ending else "early_stop")
             console.say(f"{run_dir}: done at step {step}, {clock.seconds():.0f} s")
 
 
@@ -183,9 +177,7 @@ def finished(records: Sequence[Record], steps: int) -> bool:
 
 def best_loss(records: Sequence[Record]) -> float:
     """Give the lowest validation loss so far, in nats per token."""
-    return min(
-        (r["loss"] for r in records if r["kind"] == "eval" and r["loss"] is not None), default=math.inf
-    )
+    return min((r["loss"] for r in records if r["kind"] == "eval" and r["loss"] is not None), default=math.inf)
 
 
 def evaluations_since_best(records: Sequence[Record]) -> int:
@@ -202,9 +194,7 @@ def encode_prompt(config: Config, dataset: Dataset) -> list[int]:
         raise ValueError(f"sample.prompt: {error}") from error
     if len(ids) >= config.model.context_length:
         limit = config.model.context_length
-        raise ValueError(
-            f"sample.prompt: {len(ids)} tokens leave no room in model.context_length {limit}; shorten it"
-        )
+        raise ValueError(f"sample.prompt: {len(ids)} tokens leave no room in model.context_length {limit}; shorten it")
     return ids
 
 
@@ -217,9 +207,7 @@ def restore(
 ) -> int:
     """Load everything that the checkpoint holds and give its step; refuse it on other data."""
     if checkpoint.state["data_sha256"] != dataset.fingerprint:
-        raise ValueError(
-            f"{checkpoint.path}: the corpus or its tokenizer has changed since; start a new --run-dir"
-        )
+        raise ValueError(f"{checkpoint.path}: the corpus or its tokenizer has changed since; start a new --run-dir")
     checkpoint.load_model(model)
     checkpoint.load_optimizer(optimizers, model)
     scaler.load_state_dict(checkpoint.state["scaler"])
@@ -245,9 +233,7 @@ def compiled(
     try:
         with autocast(device, dtype):
             loss_sum(fast, dataset.batch(0, 0), device).backward()
-    except (
-        RuntimeError
-    ) as error:  # what torch's compiler raises; an error of ours comes back in the eager run
+    except RuntimeError as error:  # what torch's compiler raises; an error of ours comes back in the eager run
         if mode == "on":
             raise
         warnings.warn(f"train.compile: auto: running eagerly ({type(error).__name__})", stacklevel=2)
@@ -292,9 +278,7 @@ def clip_gradients(
     return torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf).item()
 
 
-def update(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler
-) -> None:
+def update(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler) -> None:
     """Take one step and forget the gradients."""
     for optimizer in optimizers:
         scaler.step(optimizer)

@@ -1,8 +1,6 @@
 """A run that was stopped anywhere, any number of times, ends bit for bit as the uninterrupted one."""
 
 import hashlib
-import json
-import os
 import random
 import signal
 import subprocess
@@ -18,7 +16,7 @@ from octlm import loop
 from octlm.checkpoint import best_checkpoint, latest_checkpoint, read_checkpoint
 from octlm.config import Config
 from octlm.metrics import read_records
-from tests.runs import TINY_RUN, comparable, run, tiny, write_text
+from tests.runs import comparable, run, tiny, write_text
 
 ROOT = Path(__file__).parent.parent
 
@@ -196,54 +194,44 @@ def test_d6_the_tie_survives_training_and_loading(whole: tuple[Path, list[dict[s
     assert torch.equal(model.head.weight, model.embed.weight)
 
 
-def command(folder: Path, *words: str) -> list[str]:
-    paths = [f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}", "train.log_every=100"]
-    return [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "--config",
-        "base",
-        "--run-dir",
-        str(folder / "cli"),
-        *TINY_RUN,
-        *paths,
-        *words,
-    ]
+LONG = ("train.steps=300", "train.log_every=5", "train.keep=2", "train.eval_every=100", "train.sample_every=100")
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], str]:
+    """An uninterrupted run that takes some seconds, and its recipe in a file."""
+    folder = tmp_path_factory.mktemp("long")
+    config = tiny(folder, *LONG)
+    (folder / "long.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    return folder, comparable(run(config, folder / "run")), weights(folder / "run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_signals_to_the_real_command(tmp_path: Path, number: int) -> None:
-    write_text(tmp_path / "text.txt")
-    words = [
-        w
-        for w in command(tmp_path)
-        if not w.startswith(("train.steps", "train.log_every", "train.save_every", "train.keep"))
-    ]
-    words += ["train.steps=100000", "train.save_every=5", "train.keep=2", "train.log_every=5"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+def test_the_command_survives_a_signal_at_any_time(
+    long: tuple[Path, list[dict[str, Any]], str], number: signal.Signals
+) -> None:
+    folder, expected, digest = long
+    run_dir = folder / number.name
+    command = [sys.executable, ROOT / "train.py", "--config", folder / "long.yaml", "--run-dir", run_dir]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
-        while latest_checkpoint(tmp_path / "cli") is None:
+        while latest_checkpoint(run_dir) is None:
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-            time.sleep(0.05)
-        time.sleep(random.Random(number).random() / 2)
-        os.kill(process.pid, number)
-        process.communicate(timeout=10)
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
-    latest = latest_checkpoint(tmp_path / "cli")
+            time.sleep(0.02)
+        time.sleep(random.Random().random() / 2)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130}[number.name], errors
+    latest = latest_checkpoint(run_dir)
     assert latest is not None
-    step = read_checkpoint(latest).step
+    before = {p: p.stat().st_mtime_ns for p in latest.iterdir()}
     if number != signal.SIGKILL:
-        trained = [r["step"] for r in read_records(tmp_path / "cli") if r["kind"] == "train"]
-        assert step >= trained[-1], "the last finished step must be in the checkpoint"
-    steps = step + 3
-    words[words.index("train.steps=100000")] = f"train.steps={steps}"
-    done = subprocess.run(words, capture_output=True, cwd=tmp_path, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    fresh = [w for w in words if w != str(tmp_path / "cli")]
-    fresh.insert(fresh.index("--run-dir") + 1, str(tmp_path / "fresh"))
-    done = subprocess.run(fresh, capture_output=True, cwd=tmp_path, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    # The rate depends on train.steps, which the two commands shared only after the signal: so compare data and steps.
-    a, b = (read_records(tmp_path / name) for name in ("cli", "fresh"))
-    assert [r["step"] for r in a if r["kind"] == "train"] == [r["step"] for r in b if r["kind"] == "train"]
-    assert json.dumps(a[-1]["step"]) == str(steps)
+        trained = [r["step"] for r in read_records(run_dir) if r["kind"] == "train"]
+        assert read_checkpoint(latest).step >= trained[-1], "the last finished step must be in the checkpoint"
+        assert errors == b""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "prune", lambda run_dir, keep: None)
+        records = run(tiny(folder, *LONG), run_dir)
+    assert comparable(records) == expected
+    assert weights(run_dir) == digest
+    assert {p: p.stat().st_mtime_ns for p in before} == before, "the checkpoint from before was rewritten"

@@ -133,6 +133,7 @@ def test_merges_derived_from_any_ranks_give_the_same_ids(
 
 
 @given(text=st.text(alphabet=sorted(set(CORPUS).union(*HOSTILE))))
+@example(text="\n\n\r\n\0\0")
 def test_char_gives_one_id_a_character(
     text: str, tokenizers: Kinds, readers: Readers
 ) -> None:
@@ -318,6 +319,7 @@ def test_cutting_out_long_runs_of_blanks_changes_no_id(name: str) -> None:
         @settings(max_examples=300)
         @given(text=st.lists(st.sampled_from(BLANKS), max_size=30).map("".join))
         @example(text=" a\n\n   b  \n  .\n\n/ \t")
+        @example(text="x  \x1ca")
         def check(text: str) -> None:
             assert parts.encode(text) == whole.encode(text)
 
@@ -475,6 +477,19 @@ def test_a_tampered_char_file_is_refused(change: dict[str, int], tmp_path: Path)
     assert_refused(path)
 
 
+@pytest.mark.parametrize("fault", ["a byte lacks", "an endless token", "an endless table"])
+def test_a_hostile_file_that_agrees_with_itself_is_refused(fault: str, tmp_path: Path) -> None:
+    """Encoding would panic, or loading take time in the square of a token's length, or memory without end."""
+    ranks = {bytes([i]): i for i in range(256)}
+    if fault == "a byte lacks":
+        del ranks[b"\xff"]
+    if fault == "an endless token":
+        ranks[b"a" * (4 * module.MAX_PIECE + 1)] = 256
+    hostile = module.byte_level("bpe", ranks, module.MAX_IDS if fault == "an endless table" else 300)
+    hostile.save(tmp_path / "tokenizer.json")
+    assert_refused(tmp_path / "tokenizer.json")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing\.json"):
         load_tokenizer(tmp_path / "missing.json")
@@ -521,7 +536,7 @@ def test_our_patterns_split_as_tiktoken_does(name: str, tokenizers: Kinds) -> No
     ours = module.byte_level(name, ranks, 200_000)
 
     @settings(max_examples=500)
-    @given(text=st.text(alphabet, max_size=12))
+    @given(text=st.lists(st.sampled_from([*alphabet, "1111", "    ", "\r\n", "'s", "'S"]), max_size=12).map("".join))
     def check(text: str) -> None:
         assert ours.encode(text) == theirs.encode_ordinary(text)
 
@@ -589,20 +604,21 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("network", ["refuses", "is silent", "has no name", "finds nothing"])
+@pytest.mark.parametrize("network", ["refuses", "is silent", "has no name", "finds nothing", "stalls"])
 def test_offline_one_line_says_which_file_to_put_where(
     network: str, plant: Any, silent_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert 0 < module.ANSWER_SECONDS <= 4
+    held = threading.Event()
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
     if network == "is silent":
         monkeypatch.setattr(module, "HOST", silent_server)
     if network == "has no name":  # nor does a name server say so, which no socket's timeout bounds
-        held = threading.Event()
         monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments: held.wait(5) and [])
         monkeypatch.setattr(module, "HOST", "http://nowhere.invalid")
-    if network == "finds nothing":
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Missing)
+    if network in ("finds nothing", "stalls"):
+        handler = type("Handler", (Missing,), {"held": held if network == "stalls" else None})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(module, "HOST", f"http://127.0.0.1:{server.server_address[1]}")
     _, path, copy = plant("cl100k_base")
@@ -612,23 +628,25 @@ def test_offline_one_line_says_which_file_to_put_where(
     url = f"{module.HOST}/encodings/cl100k_base.tiktoken"
     assert all(part in message for part in ("data.tokenizer=cl100k_base", url, str(path), copy.name)), message
     assert "\n" not in message and not path.exists() and not copy.exists()
-    if network == "has no name":
-        held.set()
-    if network == "finds nothing":
-        assert "404" in message
+    held.set()
+    if network in ("finds nothing", "stalls"):
+        assert network == "stalls" or "404" in message
         server.shutdown()
         server.server_close()
 
 
 class Missing(http.server.BaseHTTPRequestHandler):
-    """Answers 404, or the planted file."""
+    """Answers 404, or the planted file, or begins to answer and holds on."""
 
     data: bytes | None = None
+    held: threading.Event | None = None
 
     def do_GET(self) -> None:
-        self.send_response(404 if self.data is None else 200)
+        self.send_response(404 if self.data is None and self.held is None else 200)
         self.end_headers()
         self.wfile.write(self.data or b"")
+        if self.held is not None:
+            self.held.wait(5)
 
     def log_message(self, *arguments: Any) -> None:
         pass

@@ -121,9 +121,7 @@ def open_remote(remote: Remote, data: DataConfig) -> Source:
         fetch(remote, cache_directory(data) / "downloads")
     ]
     if len(files) != 1:
-        raise ValueError(
-            f"data.path={', '.join(given)}: data.source={remote.name} takes one file, not {len(files)}"
-        )
+        raise ValueError(f"data.path={', '.join(given)}: data.source={remote.name} takes one file, not {len(files)}")
     path = files[0]
     sha256 = hash_file(path)
     known = sha256 == remote.sha256

@@ -117,8 +117,6 @@ class TokenFile:
             offset = (start - self.starts[shard]) * self.dtype.itemsize
             parts.append(np.fromfile(self.paths[shard], self.dtype, count=here, offset=offset))
             if len(parts[-1]) != here:
-                raise ValueError(
-                    f"{self.paths[shard]}: it has been cut short; it will be made anew at the next start"
-                )
+                raise ValueError(f"{self.paths[shard]}: it has been cut short; it will be made anew at the next start")
             start, count = start + here, count - here
         return np.concatenate(parts).astype(np.int64)

@@ -19,9 +19,7 @@ from octlm.config import DataConfig
 from octlm.corpus.document import Source
 from octlm.tokenizer import cut
 
-TOKENIZER_CHARACTERS = (
-    100_000_000  # a tokenizer is trained on the first 100 million characters of the training split
-)
+TOKENIZER_CHARACTERS = 100_000_000  # a tokenizer is trained on the first 100 million characters of the training split
 PIECE_CHARACTERS = 1 << 14
 
 
@@ -31,9 +29,7 @@ class Scan:
 
     sha256: str  # over the sha256 of every document, in order
     characters: int
-    sizes: npt.NDArray[
-        np.int64
-    ]  # bytes of each document; 16 bytes a document is all that is kept of the text
+    sizes: npt.NDArray[np.int64]  # bytes of each document; 16 bytes a document is all that is kept of the text
     hashes: npt.NDArray[np.uint64]  # the first 8 bytes of its sha256
 
     @property

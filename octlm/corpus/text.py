@@ -61,9 +61,7 @@ def find_files(name: str) -> list[Path]:
         raise ValueError(f"data.path={name}: neither a file nor a folder (for a pipe, say data.path=-)")
     files = list(walk(Path(os.path.abspath(name))))
     if not files:
-        raise ValueError(
-            f"data.path={name}: no text file (.txt, .md, .py, ...) in it; name other files themselves"
-        )
+        raise ValueError(f"data.path={name}: no text file (.txt, .md, .py, ...) in it; name other files themselves")
     return files
 
 
