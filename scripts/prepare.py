@@ -10,17 +10,13 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # to run from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to run from a checkout that is not installed
 
 from octlm.command import Parser, run
 
 
 def main(arguments: list[str]) -> None:
-    parser = Parser(
-        prog="prepare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="prepare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, metavar="NAME|PATH", help="day1 .. day5, or a YAML file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
     options = parser.parse_intermixed_args(arguments)

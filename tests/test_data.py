@@ -97,9 +97,7 @@ def test_every_window_is_seen_once_an_epoch(
 
 @settings(max_examples=20)
 @given(st.integers(0, 5), st.integers(0, 2**40), st.integers(30, 200))
-def test_a_step_holds_the_same_rows_however_it_is_sliced(
-    tokens: Folder, step: int, seed: int, n: int
-) -> None:
+def test_a_step_holds_the_same_rows_however_it_is_sliced(tokens: Folder, step: int, seed: int, n: int) -> None:
     folder = tokens(list(range(n)))
     steps = []
     for rows in (1, 2, 3, 4, 6, 12):
@@ -136,9 +134,7 @@ def test_the_permutation_is_computed_once_an_epoch(tokens: Folder, monkeypatch: 
         return permutation(seed, epoch, n)
 
     monkeypatch.setattr(data_module, "permutation", counted)
-    dataset = Dataset(
-        tokens(list(range(42))), config(), "here"
-    )  # 10 windows, 4 rows a step: steps cross epochs
+    dataset = Dataset(tokens(list(range(42))), config(), "here")  # 10 windows, 4 rows a step: steps cross epochs
     for step in range(10):
         dataset.batch(step, 0)
         dataset.batch(step, 1)
@@ -169,9 +165,7 @@ def test_reading_across_shard_borders_is_slicing(
 
 @settings(max_examples=40)
 @given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 60))
-def test_validation_scores_every_token_exactly_once(
-    tokens: Folder, length: int, rows: int, more: int
-) -> None:
+def test_validation_scores_every_token_exactly_once(tokens: Folder, length: int, rows: int, more: int) -> None:
     ids = [i % 257 for i in range(3, 3 + length + more)]
     dataset = Dataset(tokens(list(range(20)), ids), config(length=length, rows=1, slices=1), "here")
     batches = list(dataset.validation(rows))
@@ -234,9 +228,7 @@ def test_document_layout_is_what_a_loop_would_say(row: list[int]) -> None:
 # ---- what does not fit
 
 
-def test_ids_that_the_model_does_not_have_are_refused_with_both_numbers(
-    tokens: Folder, tmp_path: Path
-) -> None:
+def test_ids_that_the_model_does_not_have_are_refused_with_both_numbers(tokens: Folder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"up to 256\b.*model\.vocab_size=50\b.*model\.vocab_size=257\b"):
         Dataset(tokens([60] * 40), config(vocab_size=50), "here")
     folder = folder_of(tmp_path / "text", "some text " * 30)

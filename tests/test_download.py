@@ -109,9 +109,7 @@ def test_without_a_network_one_line_says_which_file_to_put_where(tmp_path: Path)
         url = f"http://127.0.0.1:{free.getsockname()[1]}/x"  # bound, but nobody listens
         for known in (TINYSHAKESPEARE, TINYSTORIES):
             with pytest.raises(ValueError, match="cannot download") as error:
-                open_remote(
-                    replace(known, url=url), DataConfig(source="tinystories", cache_dir=str(tmp_path))
-                )
+                open_remote(replace(known, url=url), DataConfig(source="tinystories", cache_dir=str(tmp_path)))
             message = one_line(error)
             for part in (tmp_path / "downloads" / known.filename, url, known.sha256, "data.path=FILE"):
                 assert str(part) in message

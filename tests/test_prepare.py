@@ -30,10 +30,11 @@ ROOT = Path(__file__).parent.parent
 
 
 WORDS = "the theatre   of the  mother's 1234 1234\n\n\tin other lands, " * 2  # something to merge
-HOSTILE_TEXT = st.text(
-    st.one_of(st.sampled_from(list("ab  \n\r\t'1.é€😀\u200d\u0301\x00")), st.characters(exclude_categories=["Cs"])),
+HOSTILE_TEXT = st.lists(  # not st.text: there, the union of two alphabets loses the weight of the smaller
+    st.sampled_from([*"ab  \n\r\t'1.é€😀\u200d\u0301\x00\ufeff", "the", "   ", " of"])
+    | st.characters(exclude_categories=["Cs"]),
     max_size=40,
-)
+).map("".join)
 
 
 @settings(max_examples=25)
@@ -99,7 +100,9 @@ def test_ids_take_the_width_that_the_vocabulary_needs(tmp_path: Path, vocab_size
     assert dataset.manifest["dtype"] == dtype
     file = dataset.folder / "train-00000.bin"
     assert file.stat().st_size == len(dataset.train) * np.dtype(dtype).itemsize
-    assert all_ids(dataset.train) == list(("some text " * 30).encode())[:270]
+    ids = list(b"some text " * 30)
+    assert all_ids(dataset.train) == ids[:270]
+    assert dataset.train.read(7, 9).tolist() == ids[7:16]
 
 
 # ---- the cache
