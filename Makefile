@@ -17,6 +17,8 @@ endif
 export CONFIG RUN
 
 PY = .venv/bin/python
+# one process a core, and one thread in each: more would only wait for each other
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile
 STAMP = .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -46,10 +48,10 @@ tensorboard: $(STAMP) ## look at the curves of runs/ in a browser
 	$(PY) -m tensorboard.main --logdir runs $(ARGS)
 
 test: $(STAMP) ## run the tests that take at most two minutes together
-	$(PY) -m pytest -m 'not slow' $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
 
 test-all: $(STAMP) ## run every test
-	$(PY) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(STAMP) ## check style (ruff) and types (mypy)
 	$(PY) -m ruff check .

@@ -12,12 +12,8 @@ def parser() -> Parser:
         prog="train.py",
         description="Train a decoder from a YAML config; run it again to go on where it stopped.",
     )
-    p.add_argument(
-        "--config", required=True, metavar="NAME|PATH", help="day1 for configs/day1.yaml, or a file"
-    )
-    p.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="change a key of the config: train.steps=800"
-    )
+    p.add_argument("--config", required=True, metavar="NAME|PATH", help="day1 for configs/day1.yaml, or a file")
+    p.add_argument("overrides", nargs="*", metavar="key=value", help="change a key of the config: train.steps=800")
     p.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (default: runs/NAME)")
     p.add_argument(
         "--resume",
@@ -26,9 +22,7 @@ def parser() -> Parser:
         help="auto: go on with an unfinished run of the same config; never: want a new directory (default: auto)",
     )
     p.add_argument("--init-from", type=Path, metavar="CHECKPOINT", help="start from these weights, at step 0")
-    p.add_argument(
-        "--dry-run", action="store_true", help="print the model's size and shapes as one line of JSON"
-    )
+    p.add_argument("--dry-run", action="store_true", help="print the model's size and shapes as one line of JSON")
     return p
 
 

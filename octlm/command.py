@@ -50,9 +50,7 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Call main with the arguments and exit with the code that its return or exception stands for."""
     signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(
-            stream, "reconfigure"
-        ):  # text is UTF-8 whatever the locale; a path in a message may not be
+        if hasattr(stream, "reconfigure"):  # text is UTF-8 whatever the locale; a path in a message may not be
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     code = _code(main)
     with contextlib.suppress(OSError):  # what a failed main had printed: one message is enough
@@ -83,9 +81,7 @@ def _code(main: Callable[[list[str]], int | None]) -> int | str | None:
 
 
 def _reason(error: OSError) -> str:
-    paths = [
-        os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, (str, bytes))
-    ]
+    paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, (str, bytes))]
     if paths and error.strerror:
         return f"{' -> '.join(paths)}: {error.strerror}"
     return error.strerror or str(error) or type(error).__name__

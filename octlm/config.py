@@ -169,11 +169,12 @@ class DataConfig(Section):
     split: Literal["document", "position"] | None = None  # None: by position where the source is one document
     val_fraction: Annotated[Share, Field(gt=0)] = 0.1
     tokenizer: Literal["bpe", "byte", "char"] | TiktokenName = "bpe"
+    tokenizer_file: Text | None = None  # a run's tokenizer.json, to be used instead
     vocab_size: Count | None = None  # None: the model's
     cache_dir: Text | None = None  # None: see cache_directory
     isolate_documents: bool = False
 
-    @field_validator("path", "cache_dir")
+    @field_validator("path", "tokenizer_file", "cache_dir")
     @classmethod
     def _absolute(cls, value: Any, info: ValidationInfo) -> str | tuple[str, ...] | None:
         if isinstance(value, tuple):
@@ -291,9 +292,7 @@ class Config(Section):
                 *("train.tokens_per_step", "train.micro_batch_size", "model.context_length"),
             )
         if (self.data.vocab_size or 0) > self.model.vocab_size:
-            sizes = (
-                f"data.vocab_size={self.data.vocab_size} is above model.vocab_size={self.model.vocab_size}"
-            )
+            sizes = f"data.vocab_size={self.data.vocab_size} is above model.vocab_size={self.model.vocab_size}"
             raise conflict(f"{sizes}; use null for the model's", "data.vocab_size", "model.vocab_size")
         return self
 

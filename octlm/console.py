@@ -25,9 +25,7 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            self.before = {
-                number: signal.signal(number, self.remember) for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            self.before = {number: signal.signal(number, self.remember) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def remember(self, number: int, frame: FrameType | None) -> None:
@@ -88,9 +86,7 @@ class Console:
 
     def __init__(self, steps: int, step: int) -> None:
         self.steps = steps
-        self.bar = tqdm(
-            total=steps, initial=step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True
-        )
+        self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
 
     def __enter__(self) -> "Console":
         return self

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,7 +80,11 @@ def prepare(config: Config, show_progress: bool = False, *, shard_tokens: int = 
     source = open_source(data)
     found = scan(source)
     made_from = [source.name, source.licence, source.facts, found.sha256, data.split, data.val_fraction]
-    asked = [FORMAT, *made_from, data.tokenizer, vocab_size, dtype, shard_tokens]
+    given = load_tokenizer(Path(data.tokenizer_file)) if data.tokenizer_file else None
+    if given and given.size > vocab_size:
+        raise ValueError(f"{data.tokenizer_file}: has {given.size} ids: set model.vocab_size={given.size} or more")
+    tokens = [given.fingerprint] if given else [data.tokenizer, vocab_size]
+    asked = [FORMAT, *made_from, *tokens, dtype, shard_tokens]
     cache = cache_directory(data) / "tokens"
     entry = cache / checksum(asked)[:32]
     fault = find_fault(entry)
@@ -92,7 +96,7 @@ def prepare(config: Config, show_progress: bool = False, *, shard_tokens: int = 
         temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=cache))
         try:
             with naming(temporary):
-                write_tokens(temporary, source, found, data, vocab_size, dtype, shard_tokens, show_progress)
+                write_tokens(temporary, source, found, data, given or vocab_size, dtype, shard_tokens, show_progress)
             install(temporary, entry)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -150,19 +154,19 @@ def write_tokens(
     source: Source,
     found: Scan,
     data: DataConfig,
-    vocab_size: int,
+    tokenizer: Tokenizer | int,
     dtype: str,
     shard_tokens: int,
     show_progress: bool,
 ) -> None:
-    """Train the tokenizer and write tokenizer.json, the shards and, last, manifest.json into `folder`."""
+    """Write tokenizer.json, the shards and, last, manifest.json into `folder`.
+
+    `tokenizer` is one that is there, or how many ids the one may have that is made here from the training text.
+    """
     split = choose_split(found, data, source.where)
-    tokenizer = build_tokenizer(
-        data.tokenizer,
-        lambda: training_text(source, found, split, data.tokenizer),
-        vocab_size,
-        cache_directory(data),
-    )
+    if isinstance(tokenizer, int):
+        texts = partial(training_text, source, found, split, data.tokenizer)
+        tokenizer = build_tokenizer(data.tokenizer, texts, tokenizer, cache_directory(data))
     tokenizer.save(folder / "tokenizer.json")
     writers = {name: ShardWriter(folder, name, tokenizer, dtype, shard_tokens) for name in SPLITS}
     hidden = None if show_progress else True  # None: shown on a terminal only

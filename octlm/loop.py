@@ -218,7 +218,7 @@ def load_weights(path: Path, model: Decoder, dataset: Dataset) -> None:
     """Copy a checkpoint's weights; refuse them where ids would mean other text."""
     checkpoint = read_checkpoint(path)
     if checkpoint.tokenizer.fingerprint != dataset.tokenizer.fingerprint:
-        remedy = f"use data.tokenizer={path / 'tokenizer.json'}"
+        remedy = f"use data.tokenizer_file={path / 'tokenizer.json'}"
         raise ValueError(f"{path}: its tokenizer is not this run's, so its ids mean other text; {remedy}")
     checkpoint.load_model(model)
 

@@ -46,9 +46,7 @@ def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     groups: dict[str, list[nn.Parameter]] = {"matrices": [], "head": [], "rest": []}
     for name, parameter in model.named_parameters():  # a tied parameter comes once
         if parameter.requires_grad:
-            group = (
-                "rest" if id(parameter) not in linear else "head" if name.startswith("head.") else "matrices"
-            )
+            group = "rest" if id(parameter) not in linear else "head" if name.startswith("head.") else "matrices"
             groups[group].append(parameter)
     return groups
 

@@ -16,9 +16,7 @@ def refuse_several_processes() -> None:
     """Raise ValueError where a launcher started more than this process."""
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size != "1":
-        raise ValueError(
-            f"train.strategy: single, but WORLD_SIZE is {world_size}: start one process, without torchrun"
-        )
+        raise ValueError(f"train.strategy: single, but WORLD_SIZE is {world_size}: start one process, without torchrun")
 
 
 def choose_device(name: str) -> torch.device:
@@ -34,9 +32,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"train.device: {name!r}: use auto, cpu, cuda, cuda:N or mps") from error
-    if not available.get(kind, False) or (
-        kind == "cuda" and (device.index or 0) >= torch.cuda.device_count()
-    ):
+    if not available.get(kind, False) or (kind == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise ValueError(f"train.device: {name} is not available here; use auto or cpu")
     return device
 

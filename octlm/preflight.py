@@ -34,9 +34,7 @@ def preflight(model: Decoder, batch: Batch, device: torch.device, *, fresh: bool
         findings.append(loss_claim(twin.eval(), few, device))
     length = min(config.context_length, few.ids.shape[1])
     if length > 1 and config.vocab_size > 1:
-        findings.append(
-            causality(randomise(twin), config.vocab_size, length, embed=twin.embed, device=device, cuts=4)
-        )
+        findings.append(causality(randomise(twin), config.vocab_size, length, embed=twin.embed, device=device, cuts=4))
     return findings
 
 
@@ -60,9 +58,7 @@ def loss_claim(model: Decoder, batch: Batch, device: torch.device) -> Finding:
     loss = loss_sum(model, batch, device).item() / max(1, int((batch.targets >= 0).sum()))
     bound = loss_bound(model.config) if model.config.norm_placement == "pre" else math.inf
     ok = loss <= bound
-    return Finding(
-        "the first loss is that of an even guess", ok, loss, bound, "" if ok else "nats per token", 1
-    )
+    return Finding("the first loss is that of an even guess", ok, loss, bound, "" if ok else "nats per token", 1)
 
 
 def gradient_claim(model: Decoder, batch: Batch, device: torch.device) -> Finding:
@@ -75,6 +71,4 @@ def gradient_claim(model: Decoder, batch: Batch, device: torch.device) -> Findin
         loss_sum(model, batch, device).div(batch.targets.numel()).backward()
         optimizer.step()
         without &= {n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.any())}
-    return Finding(
-        "every parameter gets a gradient", not without, len(without), 0.0, ", ".join(sorted(without)), 2
-    )
+    return Finding("every parameter gets a gradient", not without, len(without), 0.0, ", ".join(sorted(without)), 2)

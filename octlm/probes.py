@@ -32,9 +32,7 @@ def loss_sum(model: Callable[..., Tensor], batch: Batch, device: torch.device) -
     """Give the next-token loss in nats, summed over the batch's targets (those of -1 left out)."""
     here = batch.map(lambda x: x.to(device, non_blocking=True))
     logits = model(here.ids, positions=here.positions, documents=here.documents)
-    return F.cross_entropy(
-        logits.float().flatten(0, 1), here.targets.flatten(), ignore_index=-1, reduction="sum"
-    )
+    return F.cross_entropy(logits.float().flatten(0, 1), here.targets.flatten(), ignore_index=-1, reduction="sum")
 
 
 @torch.inference_mode()
@@ -86,9 +84,7 @@ def attention_weights(model: Decoder, ids: Tensor) -> Tensor:
 def attention_picture(model: Decoder, ids: Tensor) -> Tensor:
     """Draw attention_weights as one grey picture (height, width) uint8: a row a layer, a column a head."""
     weights = attention_weights(model, ids[:1, :PICTURE_TOKENS])
-    weights = F.pad(
-        weights.sqrt(), (1, 1, 1, 1), value=1.0
-    )  # the root lifts small weights; a white frame each
+    weights = F.pad(weights.sqrt(), (1, 1, 1, 1), value=1.0)  # the root lifts small weights; a white frame each
     return (weights.permute(0, 2, 1, 3).flatten(0, 1).flatten(1) * 255).round().to(torch.uint8).cpu()
 
 

@@ -201,11 +201,7 @@ def _validated(whole: type[Whole], schemas: Schemas, entries: Mapping[str, Entry
     section = ""
     try:
         for section, schema in schemas.items():
-            ours = {
-                key: entries[f"{section}.{key}"]
-                for key in schema.model_fields
-                if f"{section}.{key}" in entries
-            }
+            ours = {key: entries[f"{section}.{key}"] for key in schema.model_fields if f"{section}.{key}" in entries}
             values = {key: entry.value for key, entry in ours.items()}
             bases = {key: entry.base for key, entry in ours.items()}
             made[section] = schema.model_validate(values, context=bases)
@@ -231,11 +227,7 @@ def _explain(problems: list[Any], section: str, entries: Mapping[str, Entry]) ->
         message += " or a list"
     got = "" if about else f", got {quoted(entry.value)}"
     message = f"{message}{got}{_hint(problem)}"
-    return (
-        f"{entry.origin}: {key}: {message} (line {entry.line})"
-        if entry.line
-        else f"{entry.origin}: {message}"
-    )
+    return f"{entry.origin}: {key}: {message} (line {entry.line})" if entry.line else f"{entry.origin}: {message}"
 
 
 def _hint(problem: Mapping[str, Any]) -> str:

@@ -70,16 +70,12 @@ def choose_start(run_dir: Path, resume: str) -> Path | None:
     if resume not in ("auto", "never"):
         source = Path(resume)
         if present and (latest is None or latest.resolve() != source.resolve()):
-            raise ValueError(
-                f"{run_dir}: holds another run; give --run-dir a new directory to go on from {source}"
-            )
+            raise ValueError(f"{run_dir}: holds another run; give --run-dir a new directory to go on from {source}")
         return source
     if present and resume == "never":
         raise ValueError(f"{run_dir}: not empty; give --run-dir a new directory, or use --resume auto")
     if present and "config.yaml" not in present:
-        raise ValueError(
-            f"{run_dir}: not empty and not a run (no config.yaml); give --run-dir a new directory"
-        )
+        raise ValueError(f"{run_dir}: not empty and not a run (no config.yaml); give --run-dir a new directory")
     return latest  # a run without a checkpoint has nothing to lose: it starts over, with any config
 
 
@@ -87,9 +83,7 @@ def refuse_difference(config: Config, earlier: Config, path: Path) -> None:
     """Raise ValueError where the config differs from the earlier one in more than the length and the cadences."""
     keys = [key for key in differing_keys(config, earlier) if key not in RESUMABLE]
     if keys:
-        raise ValueError(
-            f"{path}: was started with another {', '.join(keys)}; use the same, or a new --run-dir"
-        )
+        raise ValueError(f"{path}: was started with another {', '.join(keys)}; use the same, or a new --run-dir")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -126,9 +126,7 @@ def _events(text: str, name: str) -> Iterator[Any]:
 def _node(events: Iterator[Any], event: Any, path: tuple[str, ...], name: str) -> Node:
     line = _line(event)
     if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-        raise _refusal(
-            name, event, "anchors (&) and aliases (*) are not read; write the value, or quote the text"
-        )
+        raise _refusal(name, event, "anchors (&) and aliases (*) are not read; write the value, or quote the text")
     if event.tag is not None:
         raise _refusal(name, event, f"the tag {event.tag!r} is not read; remove it, or quote the text")
     if len(path) > MAX_DEPTH:

@@ -18,9 +18,7 @@ def close(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
     assert torch.isfinite(b).all() and b.abs().max() > 0.1, "a flat or broken reference hides faults"
     error = (a - b).abs()
     worst = error.max() / b.abs().max()
-    assert worst <= tolerance, (
-        f"{what}: {worst:.3g} > {tolerance} at {divmod(int(error.argmax()), b.shape[-1])}"
-    )
+    assert worst <= tolerance, f"{what}: {worst:.3g} > {tolerance} at {divmod(int(error.argmax()), b.shape[-1])}"
 
 
 @torch.no_grad()
@@ -35,9 +33,7 @@ def suffix_changes_nothing(model: Decoder) -> None:
     for mode in (True, False):
         model.train(mode)
         difference = (model(rows) != model(changed)).any(dim=-1)
-        assert not (difference & ~later).any(), (
-            f"a later token changed logits at {(difference & ~later).nonzero()[0]}"
-        )
+        assert not (difference & ~later).any(), f"a later token changed logits at {(difference & ~later).nonzero()[0]}"
         assert difference[later].any(), "the change had no effect at all"
 
 
@@ -82,9 +78,7 @@ def ragged_equals_single(model: Decoder) -> None:
     ids, lengths, steps = some_ids(), (3, 7, 12), 4
     longest = max(lengths)
     positions = torch.stack([torch.arange(longest) - (longest - n) for n in lengths]).clamp(min=-1)
-    batch = torch.stack(
-        [torch.cat((ids[r, :1].expand(longest - n), ids[r, :n])) for r, n in enumerate(lengths)]
-    )
+    batch = torch.stack([torch.cat((ids[r, :1].expand(longest - n), ids[r, :n])) for r, n in enumerate(lengths)])
     cache = model.new_cache(len(lengths), longest + steps)
     together = [model(batch, cache, positions=positions)[:, -1]]
     for step in range(steps):

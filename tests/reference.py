@@ -60,16 +60,12 @@ def attend(w, at, section, layer, h, heads, kv, width, eps):  # type: ignore[no-
     for t in range(len(h)):
         pieces = []
         for head in range(heads):
-            visible = [
-                s for s in range(t + 1) if not window or t - s < window or (stride and s % stride == 0)
-            ]
+            visible = [s for s in range(t + 1) if not window or t - s < window or (stride and s % stride == 0)]
             q = prepared("q", head, t)
             scores = torch.stack([q @ prepared("k", duplicated[head], s) / math.sqrt(width) for s in visible])
             shares = torch.exp(scores - scores.max())
             shares = shares / shares.sum()
-            pieces.append(
-                sum(a * per_head("v", duplicated[head], h[s]) for a, s in zip(shares, visible, strict=True))
-            )
+            pieces.append(sum(a * per_head("v", duplicated[head], h[s]) for a, s in zip(shares, visible, strict=True)))
         out.append(w[f"{at}o_proj.weight"] @ torch.cat(pieces))
     return out
 
@@ -96,9 +92,7 @@ def turned(vector: Tensor, position: int) -> Tensor:
     """Rotary positions by complex multiplication: element i pairs with element i + D/2."""
     half = len(vector) // 2
     z = torch.complex(vector[:half], vector[half:])
-    angle = torch.tensor(
-        [position * 10000.0 ** (-2 * i / len(vector)) for i in range(half)], dtype=torch.float64
-    )
+    angle = torch.tensor([position * 10000.0 ** (-2 * i / len(vector)) for i in range(half)], dtype=torch.float64)
     z = z * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([z.real, z.imag])
 

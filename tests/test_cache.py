@@ -43,9 +43,7 @@ def test_memory_of_a_windowed_layer_is_bounded_by_window_and_columns(ids: torch.
     config = ModelConfig(**{**LONG, "n_layers": 1, "window": 10, "stride": 0})
     sizes = [KVCache(config, 1, length).nbytes for length in (100, 1000, 100_000)]
     assert sizes[0] == sizes[1] == sizes[2]
-    strided = [
-        KVCache(config.model_copy(update={"stride": 16}), 1, n).slots[10, 16].capacity for n in (160, 1600)
-    ]
+    strided = [KVCache(config.model_copy(update={"stride": 16}), 1, n).slots[10, 16].capacity for n in (160, 1600)]
     assert strided == [10 + 10 + 2 * SLACK, 10 + 100 + 2 * SLACK]
     model = build({**LONG, "n_layers": 1, "window": 10, "stride": 16})
     cache = model.new_cache(2, 300)

@@ -252,9 +252,7 @@ def test_e1_names_shapes_and_dtypes_are_strict(save: Callable[..., Path]) -> Non
     check_strict(save)
 
 
-def test_e1_catches_a_loader_that_is_not_strict(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_e1_catches_a_loader_that_is_not_strict(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(self: module.Checkpoint, model: nn.Module) -> None:
         model.load_state_dict(load_file(self.path / "model.safetensors"), strict=False)
 

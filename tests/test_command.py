@@ -153,9 +153,7 @@ print(args.share, args.words)
         (["--two\nlines"], 2, "", "tool.py: error: unrecognized arguments: --two lines\n"),
     ],
 )
-def test_a_parser_refuses_in_one_line(
-    tmp_path: Path, arguments: list[str], code: int, out: str, err: str
-) -> None:
+def test_a_parser_refuses_in_one_line(tmp_path: Path, arguments: list[str], code: int, out: str, err: str) -> None:
     assert ended([*script(tmp_path, PARSER), *arguments]) == (code, out, err)
 
 

@@ -119,9 +119,7 @@ def unmasked_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
 def restarting_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = cache.KVCache.begin
 
-    def restarted(
-        self: cache.KVCache, ids: Tensor, positions: Tensor | None, documents: Tensor | None
-    ) -> Any:
+    def restarted(self: cache.KVCache, ids: Tensor, positions: Tensor | None, documents: Tensor | None) -> Any:
         return begin(self, ids, torch.arange(ids.shape[1]).expand(ids.shape), documents)
 
     monkeypatch.setattr(cache.KVCache, "begin", restarted)
@@ -303,9 +301,7 @@ def test_b9_rotary_angles_stay_exact_in_bf16() -> None:
     from octlm.model.positions import angles
 
     table = angles(torch.arange(1024)[None], 16, 10000.0)[0]
-    exact = torch.arange(1024, dtype=torch.float64)[:, None] * 10000.0 ** (
-        -torch.arange(0, 16, 2).double() / 16
-    )
+    exact = torch.arange(1024, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(0, 16, 2).double() / 16)
     assert table.dtype == torch.float32
     assert (table.cos() - exact.cos()).abs().max() < 4e-3
     rotate = build(NAIVE, torch.bfloat16).rotation(torch.arange(1024)[None])

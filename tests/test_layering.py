@@ -47,9 +47,7 @@ def read_tree() -> Sources:
     for folder in ("octlm", "scripts", "labs", "tests"):
         paths += (ROOT / folder).rglob("*.py")
     return {
-        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-        for path in sorted(paths)
-        if path.is_file()
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths) if path.is_file()
     }
 
 
@@ -218,9 +216,7 @@ def dated_names(files: Sources) -> list[str]:
 def grab_bags(files: Sources) -> list[str]:
     """Name files and folders whose name says nothing of what is in them."""
     bags = {"util", "utils", "common", "helper", "helpers", "misc"}
-    return [
-        f"{path}: name what it holds" for path in files if bags & set(path.removesuffix(".py").split("/"))
-    ]
+    return [f"{path}: name what it holds" for path in files if bags & set(path.removesuffix(".py").split("/"))]
 
 
 def audit_imports(files: Sources) -> list[str]:
@@ -230,8 +226,7 @@ def audit_imports(files: Sources) -> list[str]:
         for path, text in package(files).items()
         if path.startswith("octlm/audit")
         for line, name in imported(path, ast.parse(text))
-        if name.split(".")[0] not in {"torch", *sys.stdlib_module_names}
-        and not f"{name}.".startswith("octlm.audit.")
+        if name.split(".")[0] not in {"torch", *sys.stdlib_module_names} and not f"{name}.".startswith("octlm.audit.")
     ]
 
 

@@ -99,9 +99,7 @@ def test_the_first_loss_keeps_the_bound(positions: str, n_layers: int, vocab_siz
     for norm in ("layernorm", "rmsnorm"):
         for mlp in ("gelu", "swiglu", "relu2"):
             torch.manual_seed(0)
-            config = ModelConfig(
-                vocab_size=vocab_size, n_layers=n_layers, positions=positions, norm=norm, mlp=mlp
-            )
+            config = ModelConfig(vocab_size=vocab_size, n_layers=n_layers, positions=positions, norm=norm, mlp=mlp)
             ids = some_ids(8, 129, vocab_size)
             logits = Decoder(config)(ids[:, :-1])
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
@@ -117,13 +115,9 @@ def test_preflight_passes_a_good_model_and_names_what_is_wrong() -> None:
     good = Decoder(ModelConfig(**TINY))
     before = [p.clone() for p in good.parameters()]
     assert all(finding.ok for finding in preflight(good, batch, cpu))
-    assert all(torch.equal(a, b) for a, b in zip(before, good.parameters(), strict=True)), (
-        "it must work on a copy"
-    )
+    assert all(torch.equal(a, b) for a, b in zip(before, good.parameters(), strict=True)), "it must work on a copy"
 
-    failed = {
-        f.claim for f in preflight(randomise(Decoder(ModelConfig(**TINY)), 1.0), batch, cpu) if not f.ok
-    }  # type: ignore[arg-type]
+    failed = {f.claim for f in preflight(randomise(Decoder(ModelConfig(**TINY)), 1.0), batch, cpu) if not f.ok}  # type: ignore[arg-type]
     assert any("first loss" in claim for claim in failed)
 
     class Unused(Decoder):

@@ -34,9 +34,7 @@ def test_d3_degenerate_lengths_give_finite_positive_rates(schedule: str, warmup:
 
 
 def test_wsd_is_flat_until_its_last_share() -> None:
-    optim = OptimConfig(
-        learning_rate=1.0, min_learning_rate=0.0, warmup_steps=0, schedule="wsd", decay_fraction=0.2
-    )
+    optim = OptimConfig(learning_rate=1.0, min_learning_rate=0.0, warmup_steps=0, schedule="wsd", decay_fraction=0.2)
     rates = [learning_rate(step, optim, 100) for step in range(100)]
     assert rates[:80] == pytest.approx([1.0] * 80, rel=1e-12)
     assert rates[89] == pytest.approx(0.5) and rates[99] == 0.0

@@ -212,7 +212,7 @@ def test_a_run_is_a_name_or_a_path_and_arguments_pass(checkout: Path) -> None:
     assert arguments(done) == ["train.py", "--config", "my day.yaml", "train.steps=5", "data.path=a b"]
     assert arguments(make(checkout, "train", CONFIG="not mine"))[2] == "day1"
     done = make(checkout, "test", "ARGS=-k cache")
-    assert arguments(done) == ["-m", "pytest", "-m", "not slow", "-k", "cache"]
+    assert arguments(done) == ["-m", "pytest", "-n", "auto", "--dist", "loadfile", "-m", "not slow", "-k", "cache"]
 
 
 # `-m venv` makes a .venv whose pip fails while a file named `unplugged` is there; each step leaves a line.

@@ -23,9 +23,7 @@ def test_precision_auto_is_fp32_on_a_cpu() -> None:
     assert choose_precision("bf16", cpu) == torch.bfloat16
 
 
-def test_j3_threads_respect_affinity_quota_and_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_j3_threads_respect_affinity_quota_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)

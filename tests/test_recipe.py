@@ -176,9 +176,7 @@ def test_the_place_of_the_offending_key_is_named(tmp_path: Path, monkeypatch: py
         ("/dev/null", "/dev/null: is empty"),
     ],
 )
-def test_a_source_that_is_no_recipe_is_refused(
-    monkeypatch: pytest.MonkeyPatch, source: str, expected: str
-) -> None:
+def test_a_source_that_is_no_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, source: str, expected: str) -> None:
     monkeypatch.chdir(ROOT)
     line = refusal(source)
     assert re.search(expected, line), line

@@ -77,9 +77,7 @@ def test_a_killed_run_resumes_bit_for_bit(
     before = {p: p.stat().st_mtime_ns for p in run_dir.glob("checkpoints/step-*/*")}
     assert comparable(run(tiny(folder), run_dir)) == expected
     assert weights(run_dir) == digest
-    assert before == {p: p.stat().st_mtime_ns for p in before}, (
-        "a checkpoint from before the kill was rewritten"
-    )
+    assert before == {p: p.stat().st_mtime_ns for p in before}, "a checkpoint from before the kill was rewritten"
 
 
 @pytest.mark.parametrize("name", ["validate", "write_best", "generate"])
@@ -181,9 +179,13 @@ def test_e10_init_from_takes_weights_only(whole: tuple[Path, list[dict[str, Any]
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2]
     assert records[0]["learning_rate"] == expected[0]["learning_rate"]
     assert records[0]["loss"] < expected[0]["loss"] - 1
-    with pytest.raises(ValueError, match=r"data\.tokenizer="):
-        words = ("data.tokenizer=char", "model.vocab_size=64")
+    words = ("data.tokenizer=bpe", "train.steps=2")
+    with pytest.raises(ValueError, match=r"data\.tokenizer_file="):
         run(tiny(folder, *words), folder / "other", init_from=start)
+    remedy = f"data.tokenizer_file={start / 'tokenizer.json'}"
+    assert run(tiny(folder, *words, remedy), folder / "other", init_from=start)[-1]["kind"] == "run_end"
+    with pytest.raises(ValueError, match=r"has 257 ids: set model\.vocab_size=257"):
+        run(tiny(folder, remedy, "model.vocab_size=200"), folder / "small")
 
 
 def test_d6_the_tie_survives_training_and_loading(whole: tuple[Path, list[dict[str, Any]], str]) -> None:

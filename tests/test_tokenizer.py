@@ -51,9 +51,7 @@ RANKED = ["byte", "bpe", "cl100k_base", "o200k_base"]  # all three patterns; gpt
 ALL = [*RANKED, "char"]
 
 
-def build(
-    name: str, vocab_size: int = 1024, texts: Sequence[str] = (CORPUS,), cache: Path = Path("none")
-) -> Tokenizer:
+def build(name: str, vocab_size: int = 1024, texts: Sequence[str] = (CORPUS,), cache: Path = Path("none")) -> Tokenizer:
     return build_tokenizer(name, lambda: texts, vocab_size, cache)
 
 
@@ -134,17 +132,13 @@ def test_merges_derived_from_any_ranks_give_the_same_ids(
 
 @given(text=st.text(alphabet=sorted(set(CORPUS).union(*HOSTILE))))
 @example(text="\n\n\r\n\0\0")
-def test_char_gives_one_id_a_character(
-    text: str, tokenizers: Kinds, readers: Readers
-) -> None:
+def test_char_gives_one_id_a_character(text: str, tokenizers: Kinds, readers: Readers) -> None:
     ids = tokenizers["char"].encode(text)
     assert len(ids) == len(text) and tokenizers["char"].decode(ids) == text
     assert readers["char"].encode(text).ids == ids and readers["char"].decode(ids) == text
 
 
-@pytest.mark.parametrize(
-    "character, shown", [("é", "'é' (U+00E9)"), ("\n", r"'\n' (U+000A)"), ("👩", "(U+1F469)")]
-)
+@pytest.mark.parametrize("character, shown", [("é", "'é' (U+00E9)"), ("\n", r"'\n' (U+000A)"), ("👩", "(U+1F469)")])
 def test_char_names_a_character_that_it_lacks(character: str, shown: str) -> None:
     char = build("char", 10, ["abc"])
     assert (char.size, char.eot_id, char.encode("cab")) == (4, 3, [2, 0, 1])
@@ -155,9 +149,7 @@ def test_char_names_a_character_that_it_lacks(character: str, shown: str) -> Non
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_special_strings_are_text_and_the_end_of_text_is_silent(
-    name: str, tokenizers: Kinds, readers: Readers
-) -> None:
+def test_special_strings_are_text_and_the_end_of_text_is_silent(name: str, tokenizers: Kinds, readers: Readers) -> None:
     tokenizer = tokenizers[name]
     ids = tokenizer.encode(f"a{EOT}b")
     assert tokenizer.eot_id not in ids and tokenizer.decode(ids) == f"a{EOT}b"
@@ -190,9 +182,7 @@ def test_every_byte_has_an_id(name: str, tokenizers: Kinds) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @given(data=st.data())
-def test_the_stream_is_the_text_and_never_half_a_character(
-    name: str, data: st.DataObject, tokenizers: Kinds
-) -> None:
+def test_the_stream_is_the_text_and_never_half_a_character(name: str, data: st.DataObject, tokenizers: Kinds) -> None:
     tokenizer = tokenizers[name]
     anything = st.lists(st.integers(-1, 300) | st.integers(0, tokenizer.size + 3))
     ids = data.draw(anything | st.sampled_from(HOSTILE[14:20]).map(tokenizer.encode))
@@ -219,9 +209,7 @@ def test_the_size_counts_the_end_of_text() -> None:
     assert (build("byte").size, build("byte").eot_id) == (257, 256)
 
 
-@pytest.mark.parametrize(
-    "texts, size", [([], 257), ([""], 257), (["ab ab"], 258), (["x"], 257), (["ab" * 9], 260)]
-)
+@pytest.mark.parametrize("texts, size", [([], 257), ([""], 257), (["ab ab"], 258), (["x"], 257), (["ab" * 9], 260)])
 def test_a_small_corpus_gives_a_small_tokenizer(texts: list[str], size: int) -> None:
     bpe = build("bpe", 1024, texts)
     assert bpe.size == size and bpe.unused_ids(1024) == tuple(range(size, 1024))
@@ -350,9 +338,7 @@ def test_the_last_place_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", RANKED)
-def test_no_pattern_joins_a_letter_or_digit_of_any_script_with_white_space(
-    name: str, tokenizers: Kinds
-) -> None:
+def test_no_pattern_joins_a_letter_or_digit_of_any_script_with_white_space(name: str, tokenizers: Kinds) -> None:
     ranks = {bytes([i]): i for i in range(256)}
     for blank in " \n":  # any joint piece would show as one of these tokens
         ranks |= {bytes([i]) + blank.encode(): len(ranks) + i for i in range(256)}
@@ -652,9 +638,7 @@ class Missing(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_download_is_kept_for_the_next_time(
-    plant: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_download_is_kept_for_the_next_time(plant: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Serving(Missing):
         pass
 

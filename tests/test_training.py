@@ -82,9 +82,7 @@ def test_validation_scores_the_whole_split_in_nats_and_bits(tmp_path: Path) -> N
 
 
 def test_d11_an_evaluation_changes_no_training_step(tmp_path: Path) -> None:
-    with_evaluations = losses(
-        run(tiny(tmp_path, "train.eval_every=3", "train.sample_every=3"), tmp_path / "a")
-    )
+    with_evaluations = losses(run(tiny(tmp_path, "train.eval_every=3", "train.sample_every=3"), tmp_path / "a"))
     without = losses(run(tiny(tmp_path, "train.eval_every=0", "train.sample_every=0"), tmp_path / "b"))
     assert with_evaluations == without and len(without) == 20
     config = tiny(tmp_path, "model.dropout=0.5")
@@ -115,11 +113,7 @@ def test_d8_a_batch_without_targets_contributes_nothing() -> None:
 def test_d9_clipping_acts_on_unscaled_gradients(tmp_path: Path) -> None:
     plain = ("model.dropout=0.0", "train.steps=3")
     full = [r for r in run(tiny(tmp_path, *plain), tmp_path / "fp32") if r["kind"] == "train"]
-    half = [
-        r
-        for r in run(tiny(tmp_path, *plain, "train.precision=fp16"), tmp_path / "fp16")
-        if r["kind"] == "train"
-    ]
+    half = [r for r in run(tiny(tmp_path, *plain, "train.precision=fp16"), tmp_path / "fp16") if r["kind"] == "train"]
     for a, b in zip(full, half, strict=True):
         assert b["gradient_norm"] == pytest.approx(a["gradient_norm"], rel=0.01)
     model = build({"vocab_size": 31, "dim": 32})
@@ -223,9 +217,7 @@ def test_piped_output_is_plain_lines_at_most_two_a_log_interval(tmp_path: Path) 
         str(tmp_path / "run"),
         "train.log_every=5",
     ]
-    done = subprocess.run(
-        [sys.executable, ROOT / "train.py", *words], capture_output=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, ROOT / "train.py", *words], capture_output=True, timeout=60, check=True)
     output = (done.stdout + done.stderr).decode()
     assert "\r" not in output
     lines = output.splitlines()
@@ -241,9 +233,7 @@ def test_piped_output_is_plain_lines_at_most_two_a_log_interval(tmp_path: Path) 
     assert any(line.startswith("sample: ") for line in lines)
 
 
-def test_compile_auto_falls_back_to_eager_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_auto_falls_back_to_eager_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(model: Decoder, **kwargs: Any) -> Any:
         def fail(*args: Any, **kwargs: Any) -> None:
             raise RuntimeError("no compiler here")

@@ -36,9 +36,7 @@ def causality(
     if length < 2 or vocab_size < 2:
         raise ValueError(f"causality: length={length}, vocab_size={vocab_size}: nothing to test below 2")
     generator = torch.Generator().manual_seed(seed)
-    cut = (
-        torch.linspace(0, length - 2, min(cuts, length - 1)).long().unique()
-    )  # (B,) the last kept token of each row
+    cut = torch.linspace(0, length - 2, min(cuts, length - 1)).long().unique()  # (B,) the last kept token of each row
     ids = torch.randint(vocab_size, (1, length), generator=generator).expand(len(cut), -1)  # (B, T)
     shift = torch.randint(1, vocab_size, ids.shape, generator=generator)  # never 0: each later token changes
     later = torch.arange(length) > cut[:, None]

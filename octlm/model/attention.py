@@ -133,12 +133,8 @@ class CausalSelfAttention(nn.Module):
         view = view or self.alone(x)
         n_rows, n_tokens, _ = x.shape
         q = self.q_proj(x).view(n_rows, n_tokens, self.n_heads, self.head_dim).transpose(1, 2)  # (B, H, T, D)
-        k = (
-            self.k_proj(x).view(n_rows, n_tokens, self.n_kv_heads, self.head_dim).transpose(1, 2)
-        )  # (B, K, T, D)
-        v = (
-            self.v_proj(x).view(n_rows, n_tokens, self.n_kv_heads, self.head_dim).transpose(1, 2)
-        )  # (B, K, T, D)
+        k = self.k_proj(x).view(n_rows, n_tokens, self.n_kv_heads, self.head_dim).transpose(1, 2)  # (B, K, T, D)
+        v = self.v_proj(x).view(n_rows, n_tokens, self.n_kv_heads, self.head_dim).transpose(1, 2)  # (B, K, T, D)
         q, k = view.rotate(self.q_norm(q)), view.rotate(self.k_norm(k))
         k, v = view.extend(self.layer, k, v)  # (B, K, S, D)
         y = self.attend(q, k, v, view.masks[self.window, self.stride])  # (B, H, T, D)
@@ -157,8 +153,6 @@ def plain_view(config: ModelConfig, window: int, stride: int) -> Callable[[Tenso
     def view(x: Tensor) -> View:
         n_tokens = x.shape[1]
         mask = Mask(attention_mask(n_tokens, window, stride, x.device), is_causal=False)
-        return View(
-            rotation(torch.arange(n_tokens, device=x.device)[None]), {(window, stride): mask}, without_cache
-        )
+        return View(rotation(torch.arange(n_tokens, device=x.device)[None]), {(window, stride): mask}, without_cache)
 
     return view

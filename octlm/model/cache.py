@@ -25,9 +25,7 @@ EMPTY = -1  # the position of padding, and of a slot without a token
 class _Slots:
     """The slots that the layers of one (window, stride) share: one row of slots a batch row."""
 
-    def __init__(
-        self, kind: tuple[int, int], batch_size: int, max_length: int, device: torch.device | str
-    ) -> None:
+    def __init__(self, kind: tuple[int, int], batch_size: int, max_length: int, device: torch.device | str) -> None:
         self.window, self.stride = kind
         columns = -(-max_length // self.stride) if self.stride else 0
         self.capacity = min(max_length, self.window + columns + 2 * SLACK) if self.window else max_length
@@ -99,9 +97,7 @@ class _Plan:
 class CachedPass:
     """One forward pass over the cache: what its T tokens may read, and where they go."""
 
-    def __init__(
-        self, cache: "KVCache", positions: Tensor | None, documents: Tensor | None, n_tokens: int
-    ) -> None:
+    def __init__(self, cache: "KVCache", positions: Tensor | None, documents: Tensor | None, n_tokens: int) -> None:
         arrival = torch.arange(cache.length, cache.length + n_tokens, device=cache.device)[None]
         self.cache, self.n_tokens = cache, n_tokens
         self.positions = arrival if positions is None else positions  # (B or 1, T)
@@ -110,9 +106,7 @@ class CachedPass:
         documents = torch.zeros_like(arrival) if documents is None else documents
         rows = (cache.batch_size, n_tokens)
         facts = torch.stack([fact.expand(rows) for fact in (self.positions, documents, arrival)])  # (3, B, T)
-        self.plans = {
-            kind: _Plan(slots, facts, cache.length + n_tokens) for kind, slots in cache.slots.items()
-        }
+        self.plans = {kind: _Plan(slots, facts, cache.length + n_tokens) for kind, slots in cache.slots.items()}
         self.stores: dict[int, tuple[Tensor, Tensor]] = {}
 
     def view(self, rotate: Rotate, dense: bool) -> View:
@@ -125,9 +119,7 @@ class CachedPass:
             return Mask(None, is_causal=plan.start == 0)
         position, document, _ = plan.facts[:, :1] if self.plain else plan.facts  # plain: all rows alike
         documents = (document[:, plan.start :], document) if self.with_documents else (None, None)
-        return Mask(
-            visibility(position[:, plan.start :], position, window, stride, *documents), is_causal=False
-        )
+        return Mask(visibility(position[:, plan.start :], position, window, stride, *documents), is_causal=False)
 
     def _extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         plan = self.plans[self.cache.kinds[layer]]
@@ -163,17 +155,11 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         if batch_size < 1 or max_length < 1:
-            raise ValueError(
-                f"KVCache: batch_size={batch_size}, max_length={max_length}: both must be at least 1"
-            )
+            raise ValueError(f"KVCache: batch_size={batch_size}, max_length={max_length}: both must be at least 1")
         self.batch_size, self.max_length, self.device = batch_size, max_length, device
         self.kinds = list(zip(config.windows, config.strides, strict=True))  # of each layer
-        self.slots = {
-            kind: _Slots(kind, batch_size, max_length, device) for kind in dict.fromkeys(self.kinds)
-        }
-        shapes = [
-            (batch_size, config.n_kv_heads, self.slots[kind].capacity, config.head_dim) for kind in self.kinds
-        ]
+        self.slots = {kind: _Slots(kind, batch_size, max_length, device) for kind in dict.fromkeys(self.kinds)}
+        shapes = [(batch_size, config.n_kv_heads, self.slots[kind].capacity, config.head_dim) for kind in self.kinds]
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]  # of each layer
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         self.length = 0
@@ -183,9 +169,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes held: keys, values and bookkeeping."""
-        return sum(
-            t.nbytes for t in (*self.keys, *self.values, *(slots.facts for slots in self.slots.values()))
-        )
+        return sum(t.nbytes for t in (*self.keys, *self.values, *(slots.facts for slots in self.slots.values())))
 
     def begin(self, ids: Tensor, positions: Tensor | None, documents: Tensor | None) -> CachedPass:
         """Start a pass of ids (B, T); nothing counts before its commit.

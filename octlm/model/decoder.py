@@ -56,13 +56,9 @@ class Block(nn.Module):
 class UncachedPass:
     """One forward pass over a whole sequence: what each token may read."""
 
-    def __init__(
-        self, kinds: list[tuple[int, int]], ids: Tensor, positions: Tensor | None, documents: Tensor | None
-    ):
+    def __init__(self, kinds: list[tuple[int, int]], ids: Tensor, positions: Tensor | None, documents: Tensor | None):
         self.plain = positions is None and documents is None
-        self.positions = (
-            torch.arange(ids.shape[1], device=ids.device)[None] if positions is None else positions
-        )
+        self.positions = torch.arange(ids.shape[1], device=ids.device)[None] if positions is None else positions
         self.documents, self.kinds = documents, kinds
 
     def view(self, rotate: Rotate, dense: bool) -> View:
@@ -167,9 +163,7 @@ class Decoder(nn.Module):
             raise ValueError(f"ids: need (B, T) int64, neither 0; got {tuple(ids.shape)} {ids.dtype}")
         for name, value in (("positions", positions), ("documents", documents)):
             if value is not None and (value.shape != ids.shape or value.dtype != torch.int64):
-                raise ValueError(
-                    f"{name}: need {tuple(ids.shape)} int64; got {tuple(value.shape)} {value.dtype}"
-                )
+                raise ValueError(f"{name}: need {tuple(ids.shape)} int64; got {tuple(value.shape)} {value.dtype}")
 
     def _check_positions(self, positions: Tensor | None, length: int) -> None:
         limit = self.positions.limit
@@ -177,9 +171,7 @@ class Decoder(nn.Module):
             return
         needed = length if positions is None else int(positions.max()) + 1
         if needed > limit:
-            raise ValueError(
-                f"positions up to {needed - 1} asked of learned positions: context_length is {limit}"
-            )
+            raise ValueError(f"positions up to {needed - 1} asked of learned positions: context_length is {limit}")
 
 
 def norm(config: ModelConfig, here: bool) -> nn.Module:

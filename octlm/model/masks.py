@@ -34,17 +34,13 @@ def rule(query: Tensor, key: Tensor, window: int = 0, stride: int = 0) -> Tensor
     return allowed
 
 
-def attention_mask(
-    length: int, window: int = 0, stride: int = 0, device: torch.device | str | None = None
-) -> Tensor:
+def attention_mask(length: int, window: int = 0, stride: int = 0, device: torch.device | str | None = None) -> Tensor:
     """Build the (1, 1, T, T) bool mask of a plain sequence: True = may attend.
 
     Raises ValueError for a length below 1, or a negative window or stride.
     """
     if length < 1 or window < 0 or stride < 0:
-        raise ValueError(
-            f"attention_mask: length={length}, window={window}, stride={stride}: need >= 1, >= 0, >= 0"
-        )
+        raise ValueError(f"attention_mask: length={length}, window={window}, stride={stride}: need >= 1, >= 0, >= 0")
     positions = torch.arange(length, device=device)
     return rule(positions[:, None], positions, window, stride)[None, None]
 
@@ -63,7 +59,5 @@ def visibility(
     if query_documents is not None and key_documents is not None:
         allowed = allowed & (query_documents.unsqueeze(-1) == key_documents.unsqueeze(-2))
     n_queries, n_keys = allowed.shape[-2:]
-    itself = torch.eye(n_queries, n_keys, dtype=torch.bool, device=key.device).roll(
-        n_keys - n_queries, dims=-1
-    )
+    itself = torch.eye(n_queries, n_keys, dtype=torch.bool, device=key.device).roll(n_keys - n_queries, dims=-1)
     return (allowed | itself).unsqueeze(1)
