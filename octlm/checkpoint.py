@@ -7,7 +7,6 @@ What an optimizer has beside tensors (learning rate) comes from the configuratio
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -22,10 +21,13 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from octlm.config import Config, load_config
+from octlm.files import hash_file, naming, sync
+from octlm.files import replace as replace_file
 from octlm.model import Decoder
 from octlm.tokenizer import Tokenizer, load_tokenizer
 
@@ -33,14 +35,11 @@ FORMAT = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "config.yaml", "tokenizer.json")
 MODEL, OPTIMIZER, STATE, CONFIG, TOKENIZER = FILES
 MANIFEST, BEST = "manifest.json", "best.json"
+ABOUT = "octlm"  # the key of our metadata in a safetensors file
 LARGEST_TEXT = 1 << 20  # bytes of a JSON or YAML file; ours have a few thousand
 step_name = "step-{:06d}".format
 STEP_NAME = re.compile(r"step-([0-9]{6,18})")
 TEMPORARY_NAME = re.compile(r"\.(step-[0-9]+|best\.json)\.(tmp|old)-[0-9]+")
-DTYPES = {  # as the safetensors format names them
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 Optimizers = Optimizer | Sequence[Optimizer]
 
 
@@ -78,7 +77,9 @@ class Checkpoint:
         """
         path, owned = self.path / OPTIMIZER, _owned(optimizer, model)
         with _opened(path) as file:
-            saved = _parsed(path, file.metadata().get("parameters", ""))  # {name: [class, state key, ...]}
+            saved = _about(path, file).get("parameters")  # {name: [class, state key, ...]}
+            if not isinstance(saved, dict):
+                raise ValueError(f"{path}: does not list its parameters")
             _require_names(path, set(saved), set(owned))
             for name, (one, _, _) in owned.items():
                 if not isinstance(saved[name], list) or saved[name][:1] != [type(one).__name__]:
@@ -121,7 +122,6 @@ def save_checkpoint(
     final = Path(run_dir, "checkpoints", step_name(step))
     temporary = final.with_name(f".{final.name}.tmp-{os.getpid()}")
     identity = {"step": step, "config_sha256": config.sha256}
-    metadata = {key: str(value) for key, value in identity.items()}
     parameters: dict[str, list[str]] = {}
     states: dict[str, Tensor] = {}
     for name, (one, _, parameter) in _owned(optimizer, model).items():
@@ -129,33 +129,32 @@ def save_checkpoint(
         assert all(isinstance(value, Tensor) for value in held.values()), f"{name}: state beside tensors"
         parameters[name] = [type(one).__name__, *held]
         states |= {f"{key}/{name}": value for key, value in held.items()}
-    listed = metadata | {"parameters": json.dumps(parameters)}
     writers: dict[str, Callable[[Path], object]] = {
-        MODEL: lambda path: _write_tensors(path, _model_tensors(model), metadata),
-        OPTIMIZER: lambda path: _write_tensors(path, states, listed),
-        STATE: lambda path: _write_json(path, {**identity, "state": state}),
+        MODEL: lambda path: _write_tensors(path, _model_tensors(model), identity),
+        OPTIMIZER: lambda path: _write_tensors(path, states, {**identity, "parameters": parameters}),
+        STATE: lambda path: path.write_bytes(_json({**identity, "state": state})),
         CONFIG: lambda path: path.write_bytes(config.to_yaml().encode()),
         TOKENIZER: tokenizer.save,
     }
     files: dict[str, Any] = {}
-    with _naming(final.parent):
+    with naming(final.parent):
         final.parent.mkdir(parents=True, exist_ok=True)
-        _sync(final.parent.parent)
+        sync(final.parent.parent)
         temporary.mkdir(exist_ok=True)  # a dead process had our number: what it wrote is overwritten
     try:
         for name, write in writers.items():
-            with _naming(final / name):
+            with naming(final / name):
                 write(temporary / name)
-                _sync(temporary / name)
+                sync(temporary / name)
                 files[name] = _fingerprint(temporary / name)
-        with _naming(final / MANIFEST):
-            _write_json(temporary / MANIFEST, {"format": FORMAT, **identity, "files": files})
-            _sync(temporary / MANIFEST)
-            _sync(temporary)
-        with _naming(final):
+        with naming(final / MANIFEST):
+            (temporary / MANIFEST).write_bytes(_json({"format": FORMAT, **identity, "files": files}))
+            sync(temporary / MANIFEST)
+            sync(temporary)
+        with naming(final):
             replaced = _set_aside(final) if final.exists() else temporary
             temporary.rename(final)
-            _sync(final.parent)
+            sync(final.parent)
             shutil.rmtree(replaced, ignore_errors=True)  # else `clean` does it
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # an error is on its way, or there is nothing left
@@ -175,7 +174,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for name in (*FILES, MANIFEST):
         if (path / name).is_symlink() or not (path / name).is_file():
             raise ValueError(f"{path / name}: not a regular file")
-    manifest = _parsed(path / MANIFEST, _read_text(path / MANIFEST))
+    manifest = _read_json(path / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path / MANIFEST}: format {_shown(manifest.get('format'))}; octlm reads {FORMAT}")
     step, sha256, files = manifest.get("step"), manifest.get("config_sha256"), manifest.get("files")
@@ -187,13 +186,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for name in FILES:
         if files[name] != _fingerprint(path / name):
             raise ValueError(f"{path / name}: damaged: its size or sha256 is not the manifest's")
-    state = _parsed(path / STATE, _read_text(path / STATE))
-    identities = {STATE: {"step": str(state.get("step")), "config_sha256": state.get("config_sha256")}}
+    state = _read_json(path / STATE)
+    identities = {STATE: state}
     for name in (MODEL, OPTIMIZER):
         with _opened(path / name) as file:
-            identities[name] = file.metadata() or {}
+            identities[name] = _about(path / name, file)
     for name, identity in identities.items():
-        if (identity.get("step"), identity.get("config_sha256")) != (str(step), sha256):
+        if (identity.get("step"), identity.get("config_sha256")) != (step, sha256):
             raise ValueError(f"{path / name}: of another step or configuration than {MANIFEST} (step {step})")
     if not isinstance(state.get("state"), dict):
         raise ValueError(f"{path / STATE}: no object `state`")
@@ -217,7 +216,7 @@ def best_checkpoint(run_dir: Path) -> Path | None:
     path = Path(run_dir, "checkpoints", BEST)
     if not path.exists():
         return None
-    step = _parsed(path, _read_text(path)).get("step")
+    step = _read_json(path).get("step")
     best = path.with_name(step_name(step)) if type(step) is int else None
     if best not in _complete(run_dir):
         raise ValueError(f"{path}: step {_shown(step)} has no complete checkpoint")
@@ -228,12 +227,7 @@ def write_best(run_dir: Path, step: int, loss: float) -> None:
     """Name `step` as the one with the lowest validation loss (nats per token), atomically."""
     final = Path(run_dir, "checkpoints", BEST)
     assert math.isfinite(loss) and final.with_name(step_name(step)) in _complete(run_dir), (step, loss)
-    temporary = final.with_name(f".{BEST}.tmp-{os.getpid()}")
-    with _naming(final):
-        _write_json(temporary, {"step": step, "loss": loss})
-        _sync(temporary)
-        temporary.replace(final)
-        _sync(final.parent)
+    replace_file(final, _json({"step": step, "loss": loss}))
 
 
 def prune(run_dir: Path, keep: int) -> None:
@@ -330,30 +324,14 @@ def _opened(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path}: not a safetensors file: {_shown(str(error))}") from error
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file: length of the header, header, then one tensor after the other.
-
-    The library's writer orders the metadata at random, so that equal weights would give unequal files.
-    """
-    # The widest elements first, so that each is aligned; then by name, in whatever order they came.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name in names:
-        dtype, shape = DTYPES[tensors[name].dtype], list(tensors[name].shape)
-        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header)
-    text += " " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text.encode("ascii"))
-        for name in names:
-            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-            file.write(flat.view(torch.uint8).numpy().data)
+def _write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write a safetensors file; all metadata is under one key, since the library orders several at random."""
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    path.write_bytes(save(whole, {ABOUT: json.dumps(about)}))
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_bytes((json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _read_text(path: Path) -> str:
@@ -362,6 +340,15 @@ def _read_text(path: Path) -> str:
     if path.stat().st_size > LARGEST_TEXT:
         raise ValueError(f"{path}: larger than any of its kind")
     return path.read_bytes().decode(errors="replace")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return _parsed(path, _read_text(path))
+
+
+def _about(path: Path, file: Any) -> dict[str, Any]:
+    """Return what we say in the metadata of an open safetensors file."""
+    return _parsed(path, (file.metadata() or {}).get(ABOUT, "{}"))
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:
@@ -375,26 +362,4 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return {"sha256": digest.hexdigest(), "size": path.stat().st_size}
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Put into an OSError the path that a person knows: that of a failed write is missing or temporary."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    return {"sha256": hash_file(path), "size": path.stat().st_size}

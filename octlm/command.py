@@ -27,23 +27,14 @@ class RunFailed(RuntimeError):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that takes no abbreviations, refuses in one line, and lets help texts say `10%`."""
+    """An ArgumentParser that takes no abbreviations and refuses in one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
-        base = kwargs.get("formatter_class", argparse.HelpFormatter)
-        kwargs["formatter_class"] = type(base.__name__, (_BarePercent, base), {})
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         """Print one line on standard error and exit with 2."""
         raise SystemExit(_fail(2, message, self.prog))
-
-
-class _BarePercent(argparse.HelpFormatter):
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        """Double every % that begins no `%(name)s`: argparse formats the text with %."""
-        return re.sub(r"%%|%(?!\()", "%%", action.help) if action.help else action.help
 
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:

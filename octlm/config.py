@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -307,13 +308,7 @@ class Config(Section):
         return yaml12.dump(self.model_dump())
 
 
-SECTIONS: dict[str, type[Section]] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "optim": OptimConfig,
-    "train": TrainConfig,
-    "sample": SampleConfig,
-}
+SECTIONS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 
 # What an unfinished run may change when it goes on.
 CADENCES = ("log_every", "eval_every", "save_every", "sample_every", "keep")
@@ -345,6 +340,12 @@ def cache_directory(data: DataConfig) -> Path:
         return Path(os.path.abspath(os.path.expanduser(data.cache_dir or os.environ["OCTLM_CACHE"])))
     shared = os.environ.get("XDG_CACHE_HOME", "")  # its specification says to ignore a relative path
     return Path(shared if os.path.isabs(shared) else os.path.expanduser("~/.cache")) / "octlm"
+
+
+def tiktoken_cache() -> Path:
+    """Return where tiktoken keeps the published encodings that it has downloaded."""
+    named = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
+    return Path(tempfile.gettempdir(), "data-gym-cache") if named is None else Path(named)
 
 
 def _find(source: str | Path) -> Path:

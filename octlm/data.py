@@ -23,7 +23,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,9 +33,10 @@ from tqdm import tqdm
 
 from octlm.config import Config, DataConfig, cache_directory
 from octlm.corpus import Source, materialize_stdin, open_source
-from octlm.corpus.document import hash_file, naming
+from octlm.corpus.document import naming
 from octlm.corpus.shards import Ids, ShardWriter, TokenFile
 from octlm.corpus.split import Scan, choose_split, divide, scan, training_text
+from octlm.files import hash_file
 from octlm.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -58,12 +59,7 @@ class Batch(NamedTuple):
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """Apply the same change to all that is there."""
-        return Batch(
-            change(self.ids),
-            change(self.targets),
-            None if self.positions is None else change(self.positions),
-            None if self.documents is None else change(self.documents),
-        )
+        return Batch._make(None if tensor is None else change(tensor) for tensor in self)
 
 
 def prepare(config: Config, show_progress: bool = False, *, shard_tokens: int = SHARD_TOKENS) -> Dataset:
@@ -109,7 +105,7 @@ def find_fault(entry: Path) -> str | None:
         manifest = json.loads((entry / "manifest.json").read_bytes())
         if manifest.pop("checksum") != checksum(manifest):
             return "manifest.json is corrupted"
-        files = {"tokenizer.json": manifest["tokenizer"]["sha256"]}
+        files = {"tokenizer.json": manifest["tokenizer"]["fingerprint"]}
         files |= {shard["file"]: shard["sha256"] for name in SPLITS for shard in manifest["splits"][name]["shards"]}
         wrong = [name for name, sha256 in files.items() if hash_file(entry / name) != sha256]
         return f"{wrong[0]} is corrupted" if wrong else None
@@ -141,12 +137,11 @@ def install(temporary: Path, entry: Path) -> None:
 
 
 def remove_stale(cache: Path) -> None:
+    """Remove what was left by preparations that were interrupted."""
     for left in cache.glob("tmp-*"):
-        try:
+        with suppress(FileNotFoundError):  # another process has finished or removed it
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
-        except FileNotFoundError:
-            pass  # another process has finished or removed it
 
 
 def write_tokens(
@@ -189,12 +184,7 @@ def write_tokens(
             "facts": source.facts,
         },
         "split": {"by": split.by, "val_fraction": data.val_fraction},
-        "tokenizer": {
-            "name": tokenizer.name,
-            "size": tokenizer.size,
-            "fingerprint": tokenizer.fingerprint,
-            "sha256": hash_file(folder / "tokenizer.json"),
-        },
+        "tokenizer": {"name": tokenizer.name, "size": tokenizer.size, "fingerprint": tokenizer.fingerprint},
         "dtype": dtype,
         "splits": splits,
     }

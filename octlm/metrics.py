@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from octlm.files import naming, replace
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -55,7 +55,7 @@ class Metrics:
         self.records = [record for record in read_records(run_dir) if record["step"] < self._purge_step]
         path = self._run_dir / FILE
         if path.exists():
-            _replace(path, "".join(map(_line, self.records)))
+            replace(path, "".join(map(_line, self.records)).encode(errors="backslashreplace"))
         self._file = open(path, "a", encoding="utf-8", errors="backslashreplace", newline="")  # noqa: SIM115
         self._writer: SummaryWriter | None = None
 
@@ -69,12 +69,12 @@ class Metrics:
         record = {"kind": kind, "step": step}
         record |= {name: _plain(value, f"{kind}.{name}") for name, value in fields.items()}
         assert record.keys() >= FIELDS, f"{kind}: no {FIELDS - record.keys()}"
-        with _naming(self._run_dir / FILE):
+        with naming(self._run_dir / FILE):
             self._file.write(_line(record))
             self._file.flush()
         self.records.append(record)
         tagged = {TAGS[kind, name]: value for name, value in record.items() if (kind, name) in TAGS}
-        with _naming(self._run_dir):
+        with naming(self._run_dir):
             for tag, value in tagged.items():
                 if isinstance(value, str):
                     # Four blanks make a line of Markdown literal: underscores and line ends of code stay.
@@ -87,7 +87,7 @@ class Metrics:
     def image(self, tag: str, step: int, picture: Any) -> None:
         """Show an array (height, width) or (height, width, 3), uint8 or 0..1 in floats; TensorBoard only."""
         layout = {2: "HW", 3: "HWC"}[picture.ndim]
-        with _naming(self._run_dir):
+        with naming(self._run_dir):
             self._tensorboard().add_image(tag, picture, step, dataformats=layout)
             self._tensorboard().flush()
 
@@ -97,7 +97,7 @@ class Metrics:
 
     def close(self) -> None:
         """Close both sinks."""
-        with _naming(self._run_dir / FILE):
+        with naming(self._run_dir / FILE):
             self._file.close()
         if self._writer is not None:
             self._writer.close()
@@ -161,26 +161,6 @@ def _plain(value: Any, name: str) -> Any:
 
 def _line(record: Record) -> str:
     return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file anew, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with _naming(path):
-        with open(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Put the path into an OSError: a failed write does not know it."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def _cut_events(path: Path, purge_step: int) -> None:

@@ -52,25 +52,17 @@ def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def _adamw(groups: dict[str, list[nn.Parameter]], optim: OptimConfig) -> list[torch.optim.Optimizer]:
-    decayed, rest = groups.get("matrices", []) + groups["head"], groups["rest"]
-    parameters = [
-        {"params": decayed, "weight_decay": optim.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
-    parameters = [group for group in parameters if group["params"]]
+    decays = {"matrices": optim.weight_decay, "head": optim.weight_decay, "rest": 0.0}
+    parameters = [{"params": held, "weight_decay": decays[name]} for name, held in groups.items() if held]
     return [torch.optim.AdamW(parameters, lr=optim.learning_rate, betas=optim.betas, fused=True)]
 
 
 def _muon(groups: dict[str, list[nn.Parameter]], optim: OptimConfig) -> list[torch.optim.Optimizer]:
-    others = _adamw({"head": groups["head"], "rest": groups["rest"]}, optim)
+    others = _adamw({**groups, "matrices": []}, optim)
     if not groups["matrices"]:
         return others
-    muon = torch.optim.Muon(
-        groups["matrices"],
-        lr=optim.learning_rate,
-        weight_decay=optim.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    rate, decay = optim.learning_rate, optim.weight_decay
+    muon = torch.optim.Muon(groups["matrices"], lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     return [muon, *others]
 
 

@@ -35,7 +35,9 @@ def preflight(model: Decoder, batch: Batch, device: torch.device, *, fresh: bool
         findings.append(loss_claim(twin.eval(), few, device))
     length = min(config.context_length, few.ids.shape[1])
     if length > 1 and config.vocab_size > 1:
-        findings.append(causality(randomise(twin), config.vocab_size, length, embed=twin.embed, device=device, cuts=CUTS))
+        findings.append(
+            causality(randomise(twin), config.vocab_size, length, embed=twin.embed, device=device, cuts=CUTS)
+        )
     return findings
 
 

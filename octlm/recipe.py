@@ -54,8 +54,8 @@ def load(whole: type[Whole], path: Path, overrides: Sequence[str], synonyms: Map
     chain = _chain(path)
     for rank, (file, root) in enumerate(chain):
         base = os.path.dirname(os.path.abspath(file))
-        for key, node in _keys(root, shown(file), schemas, synonyms):
-            entries[key] = Entry(yaml12.data(node), shown(file), node.line, base, rank)
+        for key, value, line in _keys(root, shown(file), schemas, synonyms):
+            entries[key] = Entry(value, shown(file), line, base, rank)
     for word in overrides:
         key, value = _override(word, schemas, synonyms)
         entry = Entry(value, f"command line: {_short(word)}", 0, "", len(chain))
@@ -89,26 +89,27 @@ def _short(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 30]} ... {text[-20:]}"
 
 
-def _chain(path: Path) -> list[tuple[Path, yaml12.Node]]:
+def _chain(path: Path) -> list[tuple[Path, dict[yaml12.Key, Any]]]:
     """Read a file and those that it extends, the most general one first and each without its `extends`."""
-    chain: list[tuple[Path, yaml12.Node]] = []
+    chain: list[tuple[Path, dict[yaml12.Key, Any]]] = []
     seen: list[str] = []
     via = ""
     while True:
         root = yaml12.read(yaml12.decode(_bytes(path, via), shown(path)), shown(path))
         seen.append(os.path.realpath(path))
-        if not isinstance(root.value, dict):
-            raise ValueError(f"{shown(path)}: must be sections of keys, got {quoted(yaml12.data(root))}")
+        if not isinstance(root, dict):
+            raise ValueError(f"{shown(path)}: must be sections of keys, got {quoted(root)}")
         chain.insert(0, (path, root))
-        parent = root.value.pop("extends", None)
-        if parent is None:
+        extends = next((key for key in root if key == "extends"), None)
+        if extends is None:
             return chain
-        via = f"{shown(path)}: extends (line {parent.line}): "
-        if not isinstance(parent.value, str) or not parent.value or "\0" in parent.value:
-            raise ValueError(f"{via}must be a file name, got {quoted(yaml12.data(parent))}")
-        path = Path(os.path.dirname(path), os.path.expanduser(parent.value))
+        parent = root.pop(extends)
+        via = f"{shown(path)}: extends (line {extends.line}): "
+        if not isinstance(parent, str) or not parent or "\0" in parent:
+            raise ValueError(f"{via}must be a file name, got {quoted(parent)}")
+        path = Path(os.path.dirname(path), os.path.expanduser(parent))
         if os.path.realpath(path) in seen:
-            raise ValueError(f"{via}{quoted(parent.value)} is extended by itself; remove one `extends`")
+            raise ValueError(f"{via}{quoted(parent)} is extended by itself; remove one `extends`")
 
 
 def _bytes(path: Path, via: str) -> bytes:
@@ -127,19 +128,19 @@ def _bytes(path: Path, via: str) -> bytes:
 
 
 def _keys(
-    root: yaml12.Node, name: str, schemas: Schemas, synonyms: Mapping[str, str]
-) -> Iterator[tuple[str, yaml12.Node]]:
-    """Yield each `section.key` and its value; refuse what the schema does not have."""
-    for section, node in root.value.items():
+    root: Mapping[yaml12.Key, Any], name: str, schemas: Schemas, synonyms: Mapping[str, str]
+) -> Iterator[tuple[str, Any, int]]:
+    """Yield each `section.key`, its value and its line; refuse what the schema does not have."""
+    for section, keys in root.items():
         if section not in schemas:
-            raise ValueError(f"{name}: {_unknown('', section, schemas, synonyms)} (line {node.line})")
-        if not isinstance(node.value, dict):
-            got = quoted(yaml12.data(node))
-            raise ValueError(f"{name}: {section}: must be a section of keys, got {got} (line {node.line})")
-        for key, child in node.value.items():
+            raise ValueError(f"{name}: {_unknown('', section, schemas, synonyms)} (line {section.line})")
+        if not isinstance(keys, dict):
+            got = quoted(keys)
+            raise ValueError(f"{name}: {section}: must be a section of keys, got {got} (line {section.line})")
+        for key, value in keys.items():
             if key not in schemas[section].model_fields:
-                raise ValueError(f"{name}: {_unknown(section, key, schemas, synonyms)} (line {child.line})")
-            yield f"{section}.{key}", child
+                raise ValueError(f"{name}: {_unknown(section, key, schemas, synonyms)} (line {key.line})")
+            yield f"{section}.{key}", value, key.line
 
 
 def _override(word: str, schemas: Schemas, synonyms: Mapping[str, str]) -> tuple[str, Any]:
@@ -159,7 +160,7 @@ def _override(word: str, schemas: Schemas, synonyms: Mapping[str, str]) -> tuple
     if field.default is None and raw == "null":
         return dotted, None
     if raw.startswith("[") and raw.endswith("]") and tuple in kinds:
-        return dotted, yaml12.data(yaml12.read(raw, origin))
+        return dotted, yaml12.read(raw, origin)
     if str in kinds:
         return dotted, raw
     try:

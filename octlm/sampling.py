@@ -276,86 +276,49 @@ def stream(
     room = {row: limit if context is None else min(limit, context - len(ids)) for row, ids in rows.items()}
     reason = {row: "length" if room[row] == limit else "context" for row in rows}
     draws = {row: uniforms(seed, first_row + row) for row in rows}
-    return _stream(model, rows, room, reason, draws, stops, filters, use_cache)
+
+    def events() -> Generator[Event, None, None]:
+        yield from ((row, None, reason[row]) for row in rows if room[row] == 0)
+        begun = {row: ids for row, ids in rows.items() if room[row] > 0}
+        if not begun:
+            return
+        live, step = list(begun), 0
+        slots = max(map(len, begun.values())) + max(room[row] for row in begun) - 1  # the last token is never fed
+        unused = list(getattr(model, "unused_ids", ()))
+        # Inference mode is faster, but a table that a module made in it and kept could not be trained with later;
+        # a model with a cache was made for this, any other may keep such a table.
+        without_gradients = torch.inference_mode if use_cache else torch.no_grad
+        with _evaluating(model):
+            cache = model.new_cache(len(begun), slots) if use_cache else None  # type: ignore[attr-defined]
+            feeder = _Feeder(model, begun, cache)
+            while live:
+                step += 1
+                with without_gradients():  # not around the yield, where the caller's code runs
+                    logits = _checked(feeder.after(live), unused, step, live)
+                    seen = torch.zeros_like(logits, dtype=torch.bool)
+                    for i, row in enumerate(live):
+                        if step == 1:  # the first moment at which a model without a config tells V
+                            _ids(f"prompts[{row}]", rows[row], logits.shape[-1])
+                        seen[i, rows[row]] = True
+                    drawn = draw(filters.probabilities(logits, seen), [next(draws[row]) for row in live])
+                for row, token in zip(tuple(live), drawn, strict=True):
+                    if token in stops:
+                        live.remove(row)
+                        yield row, None, "stop"
+                        continue
+                    rows[row].append(token)
+                    room[row] -= 1
+                    if room[row] == 0:
+                        live.remove(row)
+                    yield row, token, None if room[row] else reason[row]
+
+    return events()
 
 
-def _stream(
-    model: Model,
-    rows: dict[int, list[int]],
-    room: dict[int, int],
-    reason: dict[int, str],
-    draws: dict[int, Iterator[float]],
-    stops: frozenset[int],
-    filters: Filters,
-    use_cache: bool,
-) -> Generator[Event, None, None]:
-    yield from ((row, None, reason[row]) for row in rows if room[row] == 0)
-    rows = {row: ids for row, ids in rows.items() if room[row] > 0}
-    live, step = list(rows), 0
-    if not live:
-        return
-    slots = max(map(len, rows.values())) + max(room[row] for row in rows) - 1  # the last token is never fed
-    unused = list(getattr(model, "unused_ids", ()))
-    # Inference mode is faster, but a table that a module made in it and kept could not be trained with later;
-    # a model with a cache was made for this, any other may keep such a table.
-    without_gradients = torch.inference_mode if use_cache else torch.no_grad
-    with _evaluating(model):
-        cache = model.new_cache(len(rows), slots) if use_cache else None  # type: ignore[attr-defined]
-        feeder = _Feeder(model, rows, cache)
-        while live:
-            step += 1
-            with without_gradients():  # not around the yield, where the caller's code runs
-                logits = _checked(feeder.after(live), unused, step, live)
-                seen = torch.zeros_like(logits, dtype=torch.bool)
-                for i, row in enumerate(live):
-                    if step == 1:  # the first moment at which a model without a config tells V
-                        _ids(f"prompts[{row}]", rows[row], logits.shape[-1])
-                    seen[i, rows[row]] = True
-                drawn = draw(filters.probabilities(logits, seen), [next(draws[row]) for row in live])
-            for row, token in zip(tuple(live), drawn, strict=True):
-                if token in stops:
-                    live.remove(row)
-                    yield row, None, "stop"
-                    continue
-                rows[row].append(token)
-                room[row] -= 1
-                if room[row] == 0:
-                    live.remove(row)
-                yield row, token, None if room[row] else reason[row]
-
-
-def generate(
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    stop_ids: Iterable[int] = (),
-    seed: int = 0,
-    use_cache: bool = True,
-    first_row: int = 0,
-) -> list[list[int]]:
+def generate(model: Model, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[int]]:
     """Return the new ids of every row, without the stop id; the arguments and errors of `stream`."""
-    events = stream(
-        model,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        stop_ids=stop_ids,
-        seed=seed,
-        use_cache=use_cache,
-        first_row=first_row,
-    )
     new: dict[int, list[int]] = {}
-    for row, token, _ in events:
+    for row, token, _ in stream(model, prompts, **settings):
         new.setdefault(row, []).extend([] if token is None else [token])
     return [new[row] for row in sorted(new)]
 

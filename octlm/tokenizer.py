@@ -17,7 +17,6 @@ import hashlib
 import http.client
 import json
 import operator
-import os
 import re
 import threading
 import urllib.error
@@ -27,12 +26,14 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import tiktoken.load
+import tiktoken
+
+from octlm.config import tiktoken_cache
+from octlm.files import replace
 
 EOT = "<|endoftext|>"
 
@@ -116,10 +117,6 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, special strings being ordinary text; ValueError for what has no id."""
         return self._encode(check_unicode(text))
-
-    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
-        """Return `encode(text)` as uint32 (n,)."""
-        return np.array(self.encode(text), dtype=np.uint32)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Join the bytes of `ids`; the end of text, and an id without a token, has none."""
@@ -335,40 +332,23 @@ def published(name: str, cache_dir: Path) -> bytes:
     """Return the file of a published encoding: from our cache, from tiktoken's, or downloaded into ours."""
     file = "gpt-2/encodings/main/vocab.bpe" if name == "gpt2" else f"encodings/{name}.tiktoken"
     url, path = f"{HOST}/{file}", cache_dir / "tiktoken" / Path(file).name
-    key = hashlib.sha1(url.encode()).hexdigest()
-    if path.exists():
-        data, place = path.read_bytes(), str(path)
-    elif (copy := tiktoken_copy(url)) is not None:
-        data, place = copy, f"the file {key} in tiktoken's cache (TIKTOKEN_CACHE_DIR)"
+    theirs = tiktoken_cache() / hashlib.sha1(url.encode()).hexdigest()
+    kept = next((copy for copy in (path, theirs) if copy.is_file()), None)
+    if kept:
+        data = kept.read_bytes()
     else:
         try:
-            data, place = download(url), url
+            data = download(url)
         except (OSError, http.client.HTTPException) as error:
-            remedy = f"put it at {path}, or as {key} into TIKTOKEN_CACHE_DIR, or use data.tokenizer=bpe"
+            remedy = f"put it at {path}, or at {theirs}, or use data.tokenizer=bpe"
             raise ValueError(f"data.tokenizer={name}: cannot download {url} ({error}); {remedy}") from None
+    place = kept or url
     if (sha256 := hashlib.sha256(data).hexdigest()) != (right := NAMED[name][2]):
         raise ValueError(f"data.tokenizer={name}: {place}: sha256 {sha256}, not {right}; get it from {url}")
-    if place == url:
+    if kept is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_bytes(data)
-        part.replace(path)
+        replace(path, data)
     return data
-
-
-def tiktoken_copy(url: str) -> bytes | None:
-    """Return what tiktoken's own cache has for `url`, looked up by tiktoken's own function, but without its
-    download, which has no time limit, and its removal of a file with a wrong hash."""
-
-    def absent(path: str) -> bytes:
-        raise FileNotFoundError(path)
-
-    names = {**vars(tiktoken.load), "read_file": absent}
-    look_up = FunctionType(tiktoken.load.read_file_cached.__code__, names, argdefs=(None,))
-    try:
-        return bytes(look_up(url))
-    except FileNotFoundError:
-        return None
 
 
 def download(url: str) -> bytes:

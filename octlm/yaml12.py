@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from yaml.reader import Reader
@@ -30,10 +30,9 @@ _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-class Node(NamedTuple):
-    """A parsed value: a scalar, a list of nodes or a dict of nodes; and the line of its key, else its own."""
+class Key(str):
+    """A key of a mapping, and the line that it stands on."""
 
-    value: Any
     line: int
 
 
@@ -63,8 +62,8 @@ def decode(raw: bytes, name: str) -> str:
         raise ValueError(f"{place}: the byte 0x{raw[error.start]:02x} is not UTF-8") from None
 
 
-def read(text: str, name: str) -> Node:
-    """Parse one document; a refusal is a one-line ValueError: `<name>: line 3, column 7: what is wrong`."""
+def read(text: str, name: str) -> Any:
+    """Parse one document, its keys as Key; a refusal is a ValueError: `<name>: line 3, column 7: what is wrong`."""
     odd = Reader.NON_PRINTABLE.search(text)
     if odd:
         line_start = text.rfind("\n", 0, odd.start()) + 1
@@ -74,18 +73,11 @@ def read(text: str, name: str) -> Node:
     next(events)  # the start of the stream
     if isinstance(next(events), yaml.StreamEndEvent):
         raise ValueError(f"{name}: is empty")
-    root = _node(events, next(events), (), name)
+    root = _value(events, next(events), (), name)
     next(events)  # the end of the document
     if not isinstance(after := next(events), yaml.StreamEndEvent):
         raise _refusal(name, after, "a second document begins; a recipe is one")
     return root
-
-
-def data(node: Node) -> Any:
-    """Return the plain Python value of a node, without the lines."""
-    if isinstance(node.value, dict):
-        return {key: data(child) for key, child in node.value.items()}
-    return [data(child) for child in node.value] if isinstance(node.value, list) else node.value
 
 
 def scalar(value: Any) -> str:
@@ -123,8 +115,7 @@ def _events(text: str, name: str) -> Iterator[Any]:
         raise ValueError(f"{place}: the number of an escape or a directive is too large") from None
 
 
-def _node(events: Iterator[Any], event: Any, path: tuple[str, ...], name: str) -> Node:
-    line = _line(event)
+def _value(events: Iterator[Any], event: Any, path: tuple[str, ...], name: str) -> Any:
     if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
         raise _refusal(name, event, "anchors (&) and aliases (*) are not read; write the value, or quote the text")
     if event.tag is not None:
@@ -133,26 +124,28 @@ def _node(events: Iterator[Any], event: Any, path: tuple[str, ...], name: str) -
         raise _refusal(name, event, f"nested more than {MAX_DEPTH} deep")
     if isinstance(event, yaml.ScalarEvent):
         try:
-            return Node(plain(event.value) if event.implicit[0] else _joined(event.value), line)
+            return plain(event.value) if event.implicit[0] else _joined(event.value)
         except ValueError as error:
             raise _refusal(name, event, str(error)) from None
     if isinstance(event, yaml.SequenceStartEvent):
-        items: list[Node] = []
+        items: list[Any] = []
         while not isinstance(item := next(events), yaml.SequenceEndEvent):
-            items.append(_node(events, item, (*path, "-"), name))
-        return Node(items, line)
-    keys: dict[str, Node] = {}
-    while not isinstance(key := next(events), yaml.MappingEndEvent):
-        if not isinstance(key, yaml.ScalarEvent) or key.anchor is not None or key.tag is not None:
-            raise _refusal(name, key, "a key must be a plain word")
-        if key.value == "<<":
-            raise _refusal(name, key, "merge keys (<<) are not read; use `extends: other.yaml`")
-        where = (*path, key.value)
-        if key.value in keys:
-            first = keys[key.value].line
-            raise _refusal(name, key, f"{'.'.join(where)}: given twice (first on line {first})")
-        keys[key.value] = _node(events, next(events), where, name)._replace(line=_line(key))
-    return Node(keys, line)
+            items.append(_value(events, item, (*path, "-"), name))
+        return items
+    keys: dict[Key, Any] = {}
+    lines: dict[str, int] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
+            raise _refusal(name, event, "a key must be a plain word")
+        if event.value == "<<":
+            raise _refusal(name, event, "merge keys (<<) are not read; use `extends: other.yaml`")
+        key, where = Key(event.value), (*path, event.value)
+        if key in lines:
+            raise _refusal(name, event, f"{'.'.join(where)}: given twice (first on line {lines[key]})")
+        mark: Any = event.start_mark
+        key.line = lines[key] = mark.line + 1
+        keys[key] = _value(events, next(events), where, name)
+    return keys
 
 
 def _joined(text: str) -> str:
@@ -172,10 +165,6 @@ def _escaped(character: str) -> str:
         return character
     code = ord(character)
     return f"\\x{code:02X}" if code < 0x100 else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
-
-
-def _line(event: Any) -> int:
-    return int(event.start_mark.line) + 1
 
 
 def _place(name: str, line: int, column: int) -> str:

@@ -14,14 +14,14 @@ from octlm.data import TokenFile
 
 
 def texts(source: Source) -> list[str]:
-    return ["".join(document.chunks()) for document in source.documents()]
+    return ["".join(document) for document in source.documents()]
 
 
 def of_documents(*documents: str) -> Source:
     def list_documents() -> Iterator[Document]:
-        for number, text in enumerate(documents):
+        for text in documents:
             pieces = [text[i : i + 5] for i in range(0, len(text), 5)]
-            yield Document(str(number), lambda pieces=pieces: iter(pieces))
+            yield iter(pieces)
 
     return Source("made", "none", list_documents, "made here")
 

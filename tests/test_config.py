@@ -47,14 +47,14 @@ def test_base_yaml_is_the_schema_with_a_comment_on_every_key() -> None:
     text = (CONFIGS / "base.yaml").read_text(encoding="utf-8")
     root = yaml12.read(text, "base.yaml")
     assert load_config("base") == Config()
-    written = {f"{section}.{key}" for section, node in root.value.items() for key in node.value}
+    written = {f"{section}.{key}" for section, keys in root.items() for key in keys}
     assert written == set(KEYS)
     lines = text.splitlines()
-    for section, node in root.value.items():
-        for key, child in node.value.items():
-            assert re.search(r"  # \S", lines[child.line - 1]), key
+    for section, keys in root.items():
+        for key, value in keys.items():
+            assert re.search(r"  # \S", lines[key.line - 1]), key
             # null, where the schema resolves it: a recipe that changes dim does not inherit a hidden_dim
-            assert (child.value is None) == (SECTIONS[section].model_fields[key].default is None), key
+            assert (value is None) == (SECTIONS[section].model_fields[key].default is None), key
 
 
 def parameters(m: ModelConfig) -> int:
@@ -91,9 +91,9 @@ def test_a_recipe_asks_one_question_and_says_only_what_differs(name: str) -> Non
     if name == "base":
         return
     assert text.startswith("# ") and "?" in text.splitlines()[0]
-    parent = load_config(CONFIGS / root.value.pop("extends").value)
+    parent = load_config(CONFIGS / root.pop("extends"))
     child = load_config(name)
-    written = {f"{section}.{key}" for section, node in root.value.items() for key in node.value}
+    written = {f"{section}.{key}" for section, keys in root.items() for key in keys}
     resolved = {"model.n_kv_heads", "model.hidden_dim", "optim.min_learning_rate"}
     differs = set(differing_keys(parent, child))
     assert written <= differs and differs - written <= resolved
@@ -130,7 +130,7 @@ def test_words_are_read_by_the_core_schema_of_yaml_1_2() -> None:
     assert math.isnan(yaml12.plain(".nan"))
     del (words := dict(WORDS))["-"]  # alone it begins a list
     text = "".join(f"k{i}: {word}\n" for i, word in enumerate(words))
-    assert list(map(repr, yaml12.data(yaml12.read(text, "x")).values())) == list(map(repr, words.values()))
+    assert list(map(repr, yaml12.read(text, "x").values())) == list(map(repr, words.values()))
 
 
 def test_the_table_of_words_catches_yaml_1_1() -> None:

@@ -17,7 +17,7 @@ Sources = dict[str, str]
 
 # A module of octlm/ may import its own floor and those below it.
 FLOORS = {
-    "audit": 0, "command": 0, "config": 0, "recipe": 0, "yaml12": 0,
+    "audit": 0, "command": 0, "config": 0, "files": 0, "recipe": 0, "yaml12": 0,
     "metrics": 1, "model": 1, "optim": 1, "parallel": 1, "tokenizer": 1,
     "checkpoint": 2, "corpus": 2, "data": 2, "sampling": 2,
     "console": 3, "interop": 3, "preflight": 3, "probes": 3, "run_directory": 3,

@@ -8,22 +8,15 @@ is another corpus). A byte-order mark at the start of a file says how it is enco
 from __future__ import annotations
 
 import codecs
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CHUNK_BYTES = 1 << 20
+from octlm.files import CHUNK_BYTES
 
-
-@dataclass(frozen=True)
-class Document:
-    """One document: `chunks()` starts reading it anew and yields its text in non-empty pieces."""
-
-    name: str
-    chunks: Callable[[], Iterator[str]]
+Document = Iterator[str]  # its text, in non-empty pieces
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class Source:
 
     name: str
     licence: str
-    documents: Callable[[], Iterator[Document]]
+    documents: Callable[[], Iterator[Document]]  # each is read before the next is asked for
     where: str
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -58,9 +51,8 @@ def read_text(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[str]:
                 # error.object is what the decoder held back plus this block, so the offset is right across
                 # a chunk border
                 offset = consumed + error.start
-                raise ValueError(
-                    f"{path}: byte {offset} (0x{error.object[error.start]:02x}) is not UTF-8: {error.reason}"
-                ) from None
+                bad = f"byte {offset} (0x{error.object[error.start]:02x}) is not UTF-8: {error.reason}"
+                raise ValueError(f"{path}: {bad}") from None
             consumed = file.tell() - len(decoder.getstate()[0])
             if start and text:
                 text, start = text.removeprefix("\ufeff"), False
@@ -68,20 +60,6 @@ def read_text(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[str]:
                 yield text
             if not block:
                 return
-
-
-def file_document(path: Path) -> Document:
-    """Return the whole of a file as one document."""
-    return Document(str(path), lambda: read_text(path))
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(CHUNK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @contextmanager

@@ -23,8 +23,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from octlm.config import DataConfig, cache_directory
-from octlm.corpus.document import CHUNK_BYTES, Document, Source, file_document, hash_file, naming, read_text
+from octlm.corpus.document import Document, Source, naming, read_text
 from octlm.corpus.text import OWN_FILES, find_files, named_paths
+from octlm.files import CHUNK_BYTES, hash_file
 
 try:
     import fcntl
@@ -32,13 +33,8 @@ except ImportError:  # not on Windows: there, two first downloads at the same ti
     fcntl = None  # type: ignore[assignment]
 
 TIMEOUT_SECONDS = 20
-NETWORK_ERRORS = (
-    urllib.error.URLError,
-    http.client.HTTPException,
-    ConnectionError,
-    TimeoutError,
-    ssl.SSLError,
-)
+# not OSError as a whole: a full disk is one
+NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 # The look-behind stands after the literal: a pattern that starts with a literal is searched much faster.
 SEPARATOR = re.compile(r"<\|endoftext\|>(?<![^\n]<\|endoftext\|>)\r?\n")
 LONGEST_STORY = 1 << 20  # characters; the longest real one has a few thousand
@@ -56,13 +52,13 @@ class Remote:
     licence: str
     documents: Callable[[Path], Iterator[Document]]
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         return f"{self.size:,} bytes, sha256 {self.sha256}"
 
 
 def whole_file(path: Path) -> Iterator[Document]:
     """Yield a file as one document."""
-    yield file_document(path)
+    yield read_text(path)
 
 
 def split_stories(path: Path) -> Iterator[Document]:
@@ -70,9 +66,9 @@ def split_stories(path: Path) -> Iterator[Document]:
 
     The separator and the newlines around a story are layout, not text; stories without text are skipped.
     """
-    stories = filter(None, (story.strip("\r\n") for story in raw_stories(path)))
-    for number, story in enumerate(stories, start=1):
-        yield story_document(path, number, story)
+    for story in raw_stories(path):
+        if text := story.strip("\r\n"):
+            yield iter((text,))
 
 
 def raw_stories(path: Path) -> Iterator[str]:
@@ -86,10 +82,6 @@ def raw_stories(path: Path) -> Iterator[str]:
         if len(rest) > LONGEST_STORY:
             raise ValueError(f"{path}: no line <|endoftext|> in {len(rest):,} characters: not TinyStories?")
     yield rest
-
-
-def story_document(path: Path, number: int, story: str) -> Document:
-    return Document(f"{path}: story {number}", lambda: iter((story,)))
 
 
 TINYSHAKESPEARE = Remote(
@@ -117,23 +109,18 @@ TINYSTORIES = Remote(
 def open_remote(remote: Remote, data: DataConfig) -> Source:
     """Return a downloaded corpus, or the one file that `data.path` names in its place."""
     given = named_paths(data)
-    files = [file for name in given for file in find_files(name)] or [
-        fetch(remote, cache_directory(data) / "downloads")
-    ]
+    files = [file for name in given for file in find_files(name)]
+    files = files or [fetch(remote, cache_directory(data) / "downloads")]
     if len(files) != 1:
         raise ValueError(f"data.path={', '.join(given)}: data.source={remote.name} takes one file, not {len(files)}")
-    path = files[0]
+    [path] = files
     sha256 = hash_file(path)
     known = sha256 == remote.sha256
     if not known and not given:
         raise mismatch(remote, path, "delete it to download it again")
-    return Source(
-        name=remote.name,
-        licence=remote.licence if known else OWN_FILES,
-        documents=lambda: remote.documents(path),
-        where=str(path),
-        facts={"file_sha256": sha256, "known_file": known, "url": remote.url if known else None},
-    )
+    licence = remote.licence if known else OWN_FILES
+    facts = {"file_sha256": sha256, "known_file": known, "url": remote.url if known else None}
+    return Source(remote.name, licence, lambda: remote.documents(path), str(path), facts)
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
@@ -152,7 +139,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
             reason = getattr(error, "reason", None) or error
             raise ValueError(
                 f"data.source={remote.name}: cannot download {remote.url} ({reason}); "
-                f"put that file at {path} ({remote.describe()}), or say data.path=FILE"
+                f"put that file at {path} ({remote}), or say data.path=FILE"
             ) from None
         if hash_file(part) != remote.sha256:
             refusal = mismatch(remote, part, f"{remote.url} has changed or was not reached, try again")
@@ -170,18 +157,9 @@ def download(remote: Remote, part: Path) -> None:
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
         resumed = answer.status == http.client.PARTIAL_CONTENT
-        with (
-            naming(part),
-            open(part, "ab" if resumed else "wb") as file,
-            tqdm(
-                desc=remote.filename,
-                total=remote.size,
-                initial=have if resumed else 0,
-                unit="B",
-                unit_scale=True,
-                disable=None,  # shown on a terminal only
-            ) as bar,
-        ):
+        begun = have if resumed else 0
+        bar = tqdm(desc=remote.filename, total=remote.size, initial=begun, unit="B", unit_scale=True, disable=None)
+        with naming(part), open(part, "ab" if resumed else "wb") as file, bar:  # the bar: on a terminal only
             while block := answer.read(CHUNK_BYTES):
                 file.write(block)
                 bar.update(len(block))
@@ -195,7 +173,7 @@ def mismatch(remote: Remote, path: Path, remedy: str) -> ValueError:
     """Return the error for a file that is not the one we know."""
     return ValueError(
         f"{path}: {path.stat().st_size:,} bytes, sha256 {hash_file(path)}, but data.source={remote.name} is "
-        f"{remote.describe()}: {remedy}, or say data.path=FILE"
+        f"{remote}: {remedy}, or say data.path=FILE"
     )
 
 

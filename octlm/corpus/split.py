@@ -43,7 +43,7 @@ def scan(source: Source) -> Scan:
     sizes, hashes = array("q"), array("Q")
     for document in source.documents():
         digest, size = hashlib.sha256(), 0
-        for text in document.chunks():
+        for text in document:
             block = text.encode()
             digest.update(block)
             size += len(block)
@@ -114,7 +114,7 @@ def divide(source: Source, found: Scan, split: Split) -> Iterator[tuple[str, str
     whole, position, number = hashlib.sha256(), 0, 0
     for document in source.documents():
         digest, side = hashlib.sha256(), None
-        for text in document.chunks():
+        for text in document:
             if number == len(found.sizes):
                 raise changed
             digest.update(text.encode())

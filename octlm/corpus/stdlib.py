@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 
 from octlm.config import DataConfig
-from octlm.corpus.document import Source, file_document
+from octlm.corpus.document import Source, read_text
 
 
 def is_module(name: str) -> bool:
@@ -25,10 +25,5 @@ def open_stdlib(_: DataConfig) -> Source:
     """Return the standard library's top-level modules, one document a module."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     modules = sorted(path for path in folder.iterdir() if is_module(path.name) and path.is_file())
-    return Source(
-        name="stdlib",
-        licence="PSF-2.0",
-        documents=lambda: map(file_document, modules),
-        where=str(folder),
-        facts={"python": platform.python_version(), "modules": len(modules)},
-    )
+    facts = {"python": platform.python_version(), "modules": len(modules)}
+    return Source("stdlib", "PSF-2.0", lambda: map(read_text, modules), str(folder), facts)

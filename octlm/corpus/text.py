@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from octlm.config import DataConfig, cache_directory
-from octlm.corpus.document import CHUNK_BYTES, Source, file_document, naming
+from octlm.corpus.document import Source, naming, read_text
+from octlm.files import CHUNK_BYTES
 
 # What is read from a folder: prose, markup and program text. Anything else is read when it is named itself.
 PROSE = "txt text md markdown rst org tex adoc html htm css xml svg csv tsv srt po"
@@ -33,13 +34,8 @@ def open_text(data: DataConfig) -> Source:
     """Return the files that `data.path` names, in the order given, folders and globs sorted."""
     paths = named_paths(data)
     files = list(dict.fromkeys(file for name in paths for file in find_files(name)))  # each file once
-    return Source(
-        name="text",
-        licence=OWN_FILES,
-        documents=lambda: map(file_document, files),
-        where=", ".join(paths),
-        facts={"files": len(files)},
-    )
+    where, facts = ", ".join(paths), {"files": len(files)}
+    return Source("text", OWN_FILES, lambda: map(read_text, files), where, facts)
 
 
 def named_paths(data: DataConfig) -> tuple[str, ...]:
