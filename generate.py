@@ -187,6 +187,8 @@ def _cut(ids: list[int], trained: Run, max_new_tokens: int) -> list[int]:
 
 def _write(text: str) -> None:
     """Write UTF-8 whatever the locale, at once; the text's own newlines, on every system."""
+    if sys.stdout is None:
+        raise ValueError("standard output is closed")
     sys.stdout.buffer.write(text.encode("utf-8"))
     sys.stdout.buffer.flush()
 

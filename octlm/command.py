@@ -63,7 +63,9 @@ def _code(main: Callable[[list[str]], int | None]) -> int | str | None:
         return 128 + signal.SIGINT
     except MemoryError as error:
         return _fail(1, f"out of memory: {error}" if str(error) else "out of memory")
-    except RunFailed as error:
+    except RuntimeError as error:
+        if not (isinstance(error, RunFailed) or re.search("out of memory|t allocate memory", str(error))):
+            raise
         return _fail(1, str(error))
     except OSError as error:
         return _fail(1 if error.errno in FULL else 2, _reason(error))

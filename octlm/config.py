@@ -80,7 +80,7 @@ class ModelConfig(Section):
     vocab_size: Count = 1024
     context_length: Count = 128  # tokens
     dim: Count = 128
-    n_layers: Whole = 2
+    n_layers: Annotated[Whole, Field(le=10_000)] = 2
     n_heads: Count = 4
     n_kv_heads: Count = Field(default=None, validate_default=True)  # None: n_heads
     mlp: Literal["gelu", "swiglu", "relu2"] = "gelu"
@@ -202,7 +202,7 @@ class OptimConfig(Section):
     """The update and the learning rate's course; rates are per step."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    learning_rate: Positive = 1e-3
+    learning_rate: Annotated[Positive, Field(le=1e30)] = 1e-3  # float32 holds no more, with Muon's factors
     min_learning_rate: NotNegative = Field(default=None, validate_default=True)  # None: a tenth of it
     weight_decay: NotNegative = 0.1
     betas: Annotated[tuple[Share, Share], BeforeValidator(_tuple)] = (0.9, 0.95)
@@ -239,7 +239,7 @@ class TrainConfig(Section):
     device: Text = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     compile: Literal["off", "auto", "on"] = "off"
-    threads: Count | None = None  # None: the cores that this process may use
+    threads: Annotated[Count, Field(le=1024)] | None = None  # None: the cores that this process may use
     strategy: Literal["single"] = "single"
     overfit_block: bool = False
     early_stop: Whole = 0  # evaluations without a better loss; 0 = off

@@ -12,6 +12,8 @@ from tqdm import tqdm
 
 from octlm.metrics import Record
 
+SIGPIPE = 13  # Windows has no name for it
+
 
 class StopSignal:
     """Remember a SIGINT or SIGTERM instead of dying of it; a second one kills as usual."""
@@ -84,9 +86,10 @@ class Console:
         ("train", "tokens_per_second", "{:,.0f} tokens/s"),
     )
 
-    def __init__(self, steps: int, step: int) -> None:
-        self.steps = steps
-        self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+    def __init__(self, steps: int, step: int, stop: StopSignal) -> None:
+        self.steps, self.stop = steps, stop
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self.bar = tqdm(total=steps, initial=step, unit="step", disable=not terminal, dynamic_ncols=True)
 
     def __enter__(self) -> "Console":
         return self
@@ -97,8 +100,11 @@ class Console:
         self.bar.close()
 
     def say(self, text: str) -> None:
-        """Print one line, above the bar if there is one."""
-        tqdm.write(text) if not self.bar.disable else print(text, flush=True)
+        """Print one line, above the bar if there is one; a reader that has gone stops the run, which is saved first."""
+        try:
+            tqdm.write(text) if not self.bar.disable else print(text, flush=True)
+        except BrokenPipeError:
+            self.stop.signal = SIGPIPE
 
     def report(self, step: int, records: Sequence[Record]) -> None:
         """Print one step's figures, if there are any."""

@@ -32,13 +32,14 @@ from octlm.config import Config
 from octlm.console import Clock, Console, StopSignal
 from octlm.corpus import materialize_stdin
 from octlm.data import Dataset, prepare
+from octlm.files import replace
 from octlm.metrics import Metrics, Record, read_records
 from octlm.model import Decoder
 from octlm.optim import build_optimizers, learning_rate, set_learning_rate
 from octlm.parallel import autocast, choose_device, choose_precision, choose_threads, refuse_several_processes
 from octlm.preflight import preflight
 from octlm.probes import attention_picture, loss_sum, validate
-from octlm.run_directory import open_run, write_environment, write_text
+from octlm.run_directory import open_run, write_environment
 from octlm.sampling import generate
 
 
@@ -50,6 +51,8 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
     that were written before stay good.
     """
     refuse_several_processes()
+    if init_from is not None and resume not in ("auto", "never"):
+        raise ValueError("--init-from starts at step 0 and --resume CHECKPOINT does not: give one of them")
     t, batch_rows = config.train, config.train.micro_batch_size
     device = choose_device(t.device)
     dtype = choose_precision(t.precision, device)
@@ -57,11 +60,13 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
     config = config.model_copy(update={"data": materialize_stdin(config.data)})
 
     with open_run(run_dir, config, resume) as checkpoint:
-        if checkpoint is not None and finished(read_records(run_dir), t.steps):
-            print(f"{run_dir}: finished at step {checkpoint.step}; a larger train.steps goes on from there")
-            return
+        if checkpoint is not None:
+            reason = finished([r for r in read_records(run_dir) if r["step"] <= checkpoint.step], t.steps)
+            if reason:
+                print(f"{run_dir}: finished at step {checkpoint.step}: {reason}")
+                return
         write_environment(run_dir, device, dtype)
-        dataset = prepare(config, show_progress=sys.stderr.isatty())
+        dataset = prepare(config, show_progress=sys.stderr is not None)
         prompt = encode_prompt(config, dataset)
 
         torch.manual_seed(t.seed)
@@ -74,15 +79,31 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
             step = restore(checkpoint, model, optimizers, scaler, dataset)
         elif init_from is not None:
             load_weights(init_from, model, dataset)
+        saved = step
         forward = compiled(model, t.compile, dataset, device, dtype)
 
         parameters = sum(p.numel() for p in model.parameters())
         metrics = Metrics(run_dir, step if checkpoint or read_records(run_dir) else None)
-        with Console(t.steps, step) as console, metrics, StopSignal() as stop:
+        with StopSignal() as stop, Console(t.steps, step, stop) as console, metrics:
             clock = Clock(max((r["seconds"] for r in metrics.records), default=0.0))
 
             def log(kind: str, **fields: Any) -> None:
                 metrics.log(kind, step, tokens=step * t.tokens_per_step, seconds=clock.seconds(), **fields)
+
+            def save() -> None:
+                nonlocal saved
+                path = save_checkpoint(
+                    run_dir,
+                    step,
+                    model=model,
+                    optimizer=optimizers,
+                    state={"scaler": scaler.state_dict(), "data_sha256": dataset.fingerprint},
+                    config=config,
+                    tokenizer=dataset.tokenizer,
+                )
+                log("checkpoint", path=path.name)
+                prune(run_dir, t.keep)
+                saved = step
 
             console.say(
                 f"{run_dir}: {parameters:,} parameters on {dataset.describe()}; {device.type}, "
@@ -120,7 +141,7 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
                     ids = generate(model, [prompt], seed=t.seed, **settings)[0]
                     text = config.sample.prompt + dataset.tokenizer.decode(ids)
                     (run_dir / "samples").mkdir(exist_ok=True)
-                    write_text(run_dir / "samples" / f"step-{step:06d}.txt", text)
+                    replace(run_dir / "samples" / f"step-{step:06d}.txt", text.encode())
                     log("sample", text=text)
                     console.show(text)
                 early = 0 < t.early_stop <= evaluations_since_best(metrics.records)
@@ -135,29 +156,20 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
                 if not math.isfinite(loss) or not (math.isfinite(norm) or scaler.is_enabled()):
                     what = f"step {step + 1}: loss {loss}, gradient norm {norm}: not finite"
                     raise RunFailed(f"{run_dir}: {what}; the last good checkpoint is {latest_checkpoint(run_dir)}")
-                update(model, optimizers, scaler)
+                update(model, optimizers, scaler, norm)
                 step += 1
                 clock.stop()
 
                 if due(step, t.log_every) or step == t.steps:
                     fields = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
                     log("train", **fields, tokens_per_second=clock.rate(t.tokens_per_step))
-                if stop.signal or step == t.steps or due(step, t.save_every) or due(step, t.eval_every):
-                    state = {"scaler": scaler.state_dict(), "data_sha256": dataset.fingerprint}
-                    path = save_checkpoint(
-                        run_dir,
-                        step,
-                        model=model,
-                        optimizer=optimizers,
-                        state=state,
-                        config=config,
-                        tokenizer=dataset.tokenizer,
-                    )
-                    log("checkpoint", path=path.name)
-                    prune(run_dir, t.keep)
+                if step == t.steps or due(step, t.save_every) or due(step, t.eval_every):
+                    save()
                 console.advance(step)
 
             if stop.signal:
+                if step > saved:
+                    save()
                 console.say(f"{run_dir}: stopped at step {step}; the same command goes on from there")
                 raise SystemExit(128 + stop.signal)
             log("run_end", reason="steps" if ending else "early_stop")
@@ -169,10 +181,12 @@ def due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def finished(records: Sequence[Record], steps: int) -> bool:
-    """Say whether the records end with a run_end that leaves nothing to do."""
+def finished(records: Sequence[Record], steps: int) -> str:
+    """Say why the records leave nothing to do; an empty text where there is something."""
     ends = [r for r in records if r["kind"] == "run_end"]
-    return bool(ends) and (ends[-1]["step"] >= steps or ends[-1]["reason"] == "early_stop")
+    if ends and ends[-1]["reason"] == "early_stop":
+        return "no better loss for train.early_stop evaluations"
+    return "a larger train.steps goes on from there" if ends and ends[-1]["step"] >= steps else ""
 
 
 def best_loss(records: Sequence[Record]) -> float:
@@ -278,9 +292,11 @@ def clip_gradients(
     return torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf).item()
 
 
-def update(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler) -> None:
-    """Take one step and forget the gradients."""
-    for optimizer in optimizers:
+def update(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler, norm: float
+) -> None:
+    """Take one step and forget the gradients; an fp16 overflow anywhere skips the step of every optimizer."""
+    for optimizer in optimizers if math.isfinite(norm) else ():
         scaler.step(optimizer)
     scaler.update()
     model.zero_grad(set_to_none=True)

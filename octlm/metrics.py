@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 FILE = "metrics.jsonl"
 KINDS = ("run_start", "train", "eval", "sample", "audit", "probe", "checkpoint", "run_end")
+NUMBER = (float, int, type(None))  # None: not finite
+NEEDED: dict[str, dict[str, tuple[type, ...]]] = {  # fields that a resumed run reads
+    "train": dict.fromkeys(("loss", "learning_rate", "gradient_norm", "tokens_per_second"), NUMBER),
+    "eval": dict.fromkeys(("loss", "bits_per_byte"), NUMBER),
+    "run_end": {"reason": (str,)},
+}
 FIELDS = {"kind", "step", "tokens", "seconds"}  # of every record
 
 # (kind, field) -> TensorBoard tag; a string goes to the text page, a number to a curve
@@ -143,6 +149,10 @@ def read_records(run_dir: Path) -> list[Record]:
             raise ValueError(f"{path}:{number}: not a record with kind, step, tokens and seconds")
         if not all(type(record[name]) in (int, float) for name in FIELDS - {"kind"}):
             raise ValueError(f"{path}:{number}: step, tokens or seconds is not a number")
+        if wrong := [
+            name for name, kinds in NEEDED.get(record["kind"], {}).items() if type(record.get(name)) not in kinds
+        ]:
+            raise ValueError(f"{path}:{number}: no {wrong[0]}, or not of its kind")
         records.append(record)
     return records
 
@@ -186,6 +196,6 @@ def _wait_for_a_later_name(earlier: Sequence[Path]) -> None:
     TensorBoard reads event files in the order of their names, which start with that second. Another file of
     the same second could come first.
     """
-    opened = [int(path.name.split(".")[3]) for path in earlier]
+    opened = [int(second) for path in earlier if (second := path.name.split(".")[3]).isdigit()]
     wait = max(opened, default=0) + 1 - time.time()
     time.sleep(min(max(wait, 0), 1))  # a name from the future is a clock that was set back: no wait mends it

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
-from octlm.checkpoint import Checkpoint, clean, latest_checkpoint, read_checkpoint
+from octlm.checkpoint import Checkpoint, clean, latest_checkpoint, read_checkpoint, step_name
 from octlm.config import RESUMABLE, Config, differing_keys
+from octlm.files import replace
 
 try:
     import fcntl
@@ -46,13 +47,13 @@ def open_run(run_dir: Path, config: Config, resume: str) -> Iterator[Checkpoint 
             except BlockingIOError as error:
                 raise ValueError(f"{run_dir}: another process is training here") from error
         clean(run_dir)
-        write_text(run_dir / "config.yaml", config.to_yaml())
+        replace(run_dir / "config.yaml", config.to_yaml().encode())
         yield adopt(run_dir, checkpoint) if checkpoint else None
 
 
 def adopt(run_dir: Path, checkpoint: Checkpoint) -> Checkpoint:
     """Give the run a copy of a checkpoint that lies elsewhere, so that latest and best can name it."""
-    path = run_dir / "checkpoints" / checkpoint.path.name
+    path = run_dir / "checkpoints" / step_name(checkpoint.step)
     if path.exists():
         return checkpoint
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
@@ -65,6 +66,8 @@ def choose_start(run_dir: Path, resume: str) -> Path | None:
     """Choose the checkpoint directory that open_run goes on from, without changing anything."""
     if run_dir.exists() and not run_dir.is_dir():
         raise ValueError(f"{run_dir}: not a directory")
+    if not str(run_dir).isprintable():  # TensorBoard writes the name as UTF-8
+        raise ValueError(f"{str(run_dir)!a}: --run-dir is not printable text in UTF-8")
     present = sorted(p.name for p in run_dir.iterdir() if p.name != LOCK) if run_dir.exists() else []
     latest = latest_checkpoint(run_dir) if present else None
     if resume not in ("auto", "never"):
@@ -76,6 +79,8 @@ def choose_start(run_dir: Path, resume: str) -> Path | None:
         raise ValueError(f"{run_dir}: not empty; give --run-dir a new directory, or use --resume auto")
     if present and "config.yaml" not in present:
         raise ValueError(f"{run_dir}: not empty and not a run (no config.yaml); give --run-dir a new directory")
+    if latest is None and any((run_dir / "checkpoints").glob("step-*")):
+        raise ValueError(f"{run_dir / 'checkpoints'}: no checkpoint is complete; remove them, or use a new --run-dir")
     return latest  # a run without a checkpoint has nothing to lose: it starts over, with any config
 
 
@@ -84,16 +89,6 @@ def refuse_difference(config: Config, earlier: Config, path: Path) -> None:
     keys = [key for key in differing_keys(config, earlier) if key not in RESUMABLE]
     if keys:
         raise ValueError(f"{path}: was started with another {', '.join(keys)}; use the same, or a new --run-dir")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_environment(run_dir: Path, device: torch.device, dtype: torch.dtype) -> None:
@@ -107,4 +102,4 @@ def write_environment(run_dir: Path, device: torch.device, dtype: torch.dtype) -
         "precision": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
     }
-    write_text(run_dir / "env.json", json.dumps(facts, indent=2) + "\n")
+    replace(run_dir / "env.json", (json.dumps(facts, indent=2) + "\n").encode())

@@ -315,10 +315,38 @@ def stream(
     return events()
 
 
-def generate(model: Model, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[int]]:
+def generate(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop_ids: Iterable[int] = (),
+    seed: int = 0,
+    use_cache: bool = True,
+    first_row: int = 0,
+) -> list[list[int]]:
     """Return the new ids of every row, without the stop id; the arguments and errors of `stream`."""
     new: dict[int, list[int]] = {}
-    for row, token, _ in stream(model, prompts, **settings):
+    events = stream(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop_ids=stop_ids,
+        seed=seed,
+        use_cache=use_cache,
+        first_row=first_row,
+    )
+    for row, token, _ in events:
         new.setdefault(row, []).extend([] if token is None else [token])
     return [new[row] for row in sorted(new)]
 

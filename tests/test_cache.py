@@ -179,6 +179,20 @@ def test_this_calls_tokens_keep_their_gradient() -> None:
     assert not any(t.requires_grad for t in (*cache.keys, *cache.values))
 
 
+def test_a_cache_of_another_model_is_refused() -> None:
+    model = build(LONG)
+    for other in (
+        {"window": 0, "stride": 0},
+        {"n_kv_heads": 1},
+        {"dim": 64},
+        {"n_layers": 1, "window": 10, "stride": 0},
+    ):
+        cache = KVCache(ModelConfig(**{**LONG, **other}), 1, 8)
+        with pytest.raises(ValueError, match="the cache was made for"):
+            model(some_ids(1, 4), cache)
+        assert cache.length == 0
+
+
 def test_wrong_batches_and_forgotten_documents_are_refused() -> None:
     model = build({**LONG, "window": 0, "stride": 0})
     cache = model.new_cache(2, 20)

@@ -137,6 +137,17 @@ def test_preflight_passes_a_good_model_and_names_what_is_wrong() -> None:
     assert "later token" in finding.claim and finding.where
 
 
+def test_preflight_passes_every_good_model_on_a_text_of_two_words() -> None:
+    from octlm.data import Batch
+
+    ids = torch.tensor([[1, 2] * 65])[:, :129]
+    batch = Batch(ids[:, :-1], ids[:, 1:], None, None)
+    for seed in range(6):
+        torch.manual_seed(seed)
+        findings = preflight(Decoder(ModelConfig(dim=256, n_layers=1)), batch, torch.device("cpu"))
+        assert all(finding.ok for finding in findings), findings
+
+
 def test_d6_the_head_stays_tied() -> None:
     import copy
 

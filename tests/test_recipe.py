@@ -256,7 +256,7 @@ configs = st.builds(
         path=st.one_of(names, st.just("-"), st.lists(names, min_size=1, max_size=3)),
         cache_dir=st.none() | names,
     ),
-    optim=st.builds(OptimConfig, learning_rate=reals.filter(bool), betas=st.tuples(shares, shares)),
+    optim=st.builds(OptimConfig, learning_rate=st.floats(1e-30, 1e30), betas=st.tuples(shares, shares)),
     sample=st.builds(SampleConfig, prompt=text, temperature=reals),
     seed=st.integers(0, 2**53),
     threads=st.none() | st.integers(1, 64),

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,29 @@ def test_d12_any_number_of_resumes(
     assert weights(folder / "often") == digest
 
 
+def test_a_stop_while_sampling_saves_the_step_it_had_reached(
+    whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = whole[0]
+    config = tiny(folder, "train.sample_every=7")
+    expected = comparable(run(config, folder / "uninterrupted"))
+    real = loop.generate
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "generate", interrupted)
+        with pytest.raises(SystemExit) as end:
+            run(config, folder / "sampling")
+    assert end.value.code == 143
+    latest = latest_checkpoint(folder / "sampling")
+    assert latest is not None and read_checkpoint(latest).step == 7
+    assert comparable(run(config, folder / "sampling")) == expected
+    assert weights(folder / "sampling") == weights(folder / "uninterrupted")
+
+
 def test_d4_the_learning_rate_follows_the_step_through_a_resume_in_the_warm_up(
     whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +192,16 @@ def test_a_named_checkpoint_starts_a_new_directory(whole: tuple[Path, list[dict[
     start = folder / "run" / "checkpoints" / "step-000010"
     records = run(tiny(folder), folder / "branch", resume=str(start))
     assert comparable(records)[-12:] == expected[-12:] and weights(folder / "branch") == digest
+    renamed = folder / "a copy"
+    shutil.copytree(start, renamed)
+    killed_run_dir = folder / "adopted"
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, "update", 1)
+        with pytest.raises(Killed):
+            run(tiny(folder), killed_run_dir, resume=str(renamed))
+    assert comparable(run(tiny(folder), killed_run_dir))[-10:] == expected[-10:]
+    with pytest.raises(ValueError, match="--init-from"):
+        run(tiny(folder), folder / "both", resume=str(start), init_from=start)
     with pytest.raises(ValueError, match="another run"):
         run(tiny(folder), folder / "run", resume=str(start))
 
@@ -194,6 +228,30 @@ def test_d6_the_tie_survives_training_and_loading(whole: tuple[Path, list[dict[s
     model = load_run(whole[0] / "run").model
     assert model.head.weight is model.embed.weight
     assert torch.equal(model.head.weight, model.embed.weight)
+
+
+def test_a_run_whose_checkpoints_are_damaged_is_refused_and_keeps_its_records(
+    whole: tuple[Path, list[dict[str, Any]], str],
+) -> None:
+    folder, expected, _ = whole
+    damaged = folder / "damaged"
+    shutil.copytree(folder / "run", damaged)
+    for manifest in damaged.glob("checkpoints/*/manifest.json"):
+        manifest.unlink()
+    with pytest.raises(ValueError, match="no checkpoint is complete"):
+        run(tiny(folder), damaged)
+    assert comparable(read_records(damaged)) == expected
+
+
+def test_a_finished_run_that_lost_its_last_checkpoint_goes_on_from_the_one_before(
+    whole: tuple[Path, list[dict[str, Any]], str],
+) -> None:
+    folder, expected, digest = whole
+    shorter = folder / "shorter"
+    shutil.copytree(folder / "run", shorter)
+    shutil.rmtree(shorter / "checkpoints" / "step-000020")
+    (shorter / "checkpoints" / "best.json").unlink()
+    assert comparable(run(tiny(folder), shorter)) == expected and weights(shorter) == digest
 
 
 LONG = ("train.steps=300", "train.log_every=5", "train.keep=2", "train.eval_every=100", "train.sample_every=100")

@@ -1,6 +1,7 @@
 """The loop trains what it says it trains, stops when it must, and tells it to people, files and TensorBoard."""
 
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,8 +45,9 @@ def test_d15_a_cycle_is_learnt_as_a_cycle(tmp_path: Path) -> None:
 
 
 def test_one_block_is_memorised_and_reproduced(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "octlm", tmp_path / "text", ignore=shutil.ignore_patterns("__pycache__"))
     words = [
-        f"data.path={ROOT / 'octlm'}",
+        f"data.path={tmp_path / 'text'}",
         "data.source=text",
         f"data.cache_dir={tmp_path}",
         "train.threads=1",
@@ -124,6 +126,45 @@ def test_d9_clipping_acts_on_unscaled_gradients(tmp_path: Path) -> None:
     assert math.hypot(*(p.grad.norm().item() for p in model.parameters() if p.grad is not None)) <= 0.5 + 1e-5
 
 
+def test_an_overflow_in_one_optimizer_skips_the_step_of_all() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    model = torch.nn.ParameterList(parameters)
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in parameters]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for clip in (0.0, 1.0):
+        scaler.scale(sum(p.sum() for p in parameters)).backward()
+        parameters[0].grad[0] = math.inf  # type: ignore[index]
+        before = scaler.get_scale()
+        loop.update(model, optimizers, scaler, loop.clip_gradients(model, optimizers, scaler, clip))
+        assert all(torch.equal(p, torch.ones(2)) for p in parameters)
+        assert scaler.get_scale() < before
+
+
+def test_a_reader_that_leaves_stops_the_run_after_a_checkpoint(tmp_path: Path) -> None:
+    config = tiny(tmp_path, "train.steps=100000", "train.save_every=0", "train.eval_every=0")
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    words = [sys.executable, ROOT / "train.py", "--config", tmp_path / "config.yaml", "--run-dir", tmp_path / "run"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for _ in range(3):
+            process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == b""
+    assert latest_checkpoint(tmp_path / "run") is not None
+
+
+def test_closed_standard_streams_do_no_harm(tmp_path: Path) -> None:
+    config = tiny(tmp_path, "train.steps=2")
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    command = f"'{sys.executable}' '{ROOT / 'train.py'}' --config '{tmp_path / 'config.yaml'}'"
+    done = subprocess.run(f"{command} --run-dir '{tmp_path / 'run'}' <&- >&- 2>&-", shell=True, timeout=60)
+    assert done.returncode == 0 and latest_checkpoint(tmp_path / "run") is not None
+    shell = f"{command} --run-dir '{tmp_path / 'no'}' data.path=- <&-"
+    done = subprocess.run(shell, shell=True, timeout=60, capture_output=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and b"standard input is closed" in done.stderr
+
+
 def test_d13_training_goes_on_into_the_next_epoch(tmp_path: Path) -> None:
     config = tiny(tmp_path, "train.steps=60", "train.log_every=20")
     run(config, tmp_path / "run")
@@ -157,7 +198,7 @@ def test_a_leaking_model_is_stopped_before_step_1(tmp_path: Path, monkeypatch: p
 
 
 def test_early_stop_ends_after_evaluations_without_a_better_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = iter([3.0, 2.0, 2.5, 2.6, 2.7, 1.0])
     monkeypatch.setattr(loop, "validate", lambda *args, **kwargs: probes.Validation(next(values), 1.0, 1))
@@ -165,7 +206,10 @@ def test_early_stop_ends_after_evaluations_without_a_better_loss(
     records = run(tiny(tmp_path, *words), tmp_path / "run")
     assert (records[-1]["kind"], records[-1]["reason"], records[-1]["step"]) == ("run_end", "early_stop", 8)
     assert load_run(tmp_path / "run").step == 4
-    assert run(tiny(tmp_path, *words), tmp_path / "run") == records, "an early end is an end"
+    capsys.readouterr()
+    longer = tiny(tmp_path, *words, "train.steps=50")
+    assert run(longer, tmp_path / "run") == records, "an early end is an end"
+    assert "finished at step 8: no better loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

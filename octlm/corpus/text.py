@@ -81,6 +81,8 @@ def materialize_stdin(data: DataConfig) -> DataConfig:
     paths = named_paths(data)
     if STDIN not in paths:
         return data
+    if sys.stdin is None:
+        raise ValueError("data.path=-: standard input is closed")
     folder = cache_directory(data) / "stdin"
     folder.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0

@@ -138,6 +138,11 @@ class CachedPass:
         self.cache.plain, self.cache.with_documents = self.plain, self.with_documents
 
 
+def layout(config: ModelConfig) -> tuple[object, ...]:
+    """Give what a model and its cache must have in common."""
+    return config.n_kv_heads, config.head_dim, config.windows, config.strides
+
+
 class KVCache:
     """Keys and values of up to `max_length` tokens for each of `batch_size` rows.
 
@@ -157,6 +162,7 @@ class KVCache:
         if batch_size < 1 or max_length < 1:
             raise ValueError(f"KVCache: batch_size={batch_size}, max_length={max_length}: both must be at least 1")
         self.batch_size, self.max_length, self.device = batch_size, max_length, device
+        self.layout = layout(config)
         self.kinds = list(zip(config.windows, config.strides, strict=True))  # of each layer
         self.slots = {kind: _Slots(kind, batch_size, max_length, device) for kind in dict.fromkeys(self.kinds)}
         shapes = [(batch_size, config.n_kv_heads, self.slots[kind].capacity, config.head_dim) for kind in self.kinds]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from octlm.config import ModelConfig
 from octlm.model.attention import ATTEND, CausalSelfAttention, View, without_cache
-from octlm.model.cache import KVCache
+from octlm.model.cache import KVCache, layout
 from octlm.model.masks import Mask, visibility
 from octlm.model.mlp import MLPS
 from octlm.model.norms import NORMS
@@ -87,6 +87,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.unused_ids: tuple[int, ...] = ()
+        self.layout = layout(config)
         self.kinds = list(dict.fromkeys(zip(config.windows, config.strides, strict=True)))
         self.dense_mask = ATTEND[config.attention].dense_mask
         self.embed = nn.Embedding(config.vocab_size, config.dim)
@@ -133,6 +134,10 @@ class Decoder(nn.Module):
         Raises ValueError on wrong shapes or dtypes, and where a position has no encoding (learned positions).
         """
         self._check(ids, positions, documents)
+        if cache is not None and cache.layout != self.layout:
+            raise ValueError(
+                f"the cache was made for {cache.layout} (kv heads, head width, windows, strides), not {self.layout}"
+            )
         self._check_positions(positions, ids.shape[1] + (0 if cache is None else cache.length))
         begin = partial(UncachedPass, self.kinds) if cache is None else cache.begin
         run = begin(ids, positions, documents)
