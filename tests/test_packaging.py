@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -127,10 +128,10 @@ def test_the_watch_sees_a_socket_and_a_file(tmp_path: Path) -> None:
 
 # make, in a folder with blanks in its name and with stand-ins for the Pythons: nothing is installed.
 
-PRINT_ARGUMENTS = f"""#!{sys.executable}
-import json, sys
-if sys.argv[1:2] != ["-c"]:
-    print(json.dumps(sys.argv[1:]))
+CODE = 'import json, sys; sys.argv[1:2] == ["-c"] or print(json.dumps(sys.argv[1:]))'
+# through sh, since a "#!" line takes no blanks, and this Python may lie in a folder that has some
+PRINT_ARGUMENTS = f"""#!/bin/sh
+exec {shlex.quote(sys.executable)} -c {shlex.quote(CODE)} "$@"
 """
 
 
