@@ -107,7 +107,8 @@ class Decoder(nn.Module):
 
         Matrices are normal with standard deviation 0.02, biases 0; the 2 x n_layers matrices that write to the
         residual stream are scaled by 1 / sqrt(2 x n_layers), so that its variance does not grow with depth
-        (Radford et al. 2019).
+        (Radford et al. 2019). Post-norm takes the same numbers: it normalises each sum, so the scale does not matter to
+        it, and what it needs instead is the schedule's warm-up (Xiong et al. 2020).
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
