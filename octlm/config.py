@@ -132,15 +132,6 @@ class ModelConfig(Section):
         if self.positions != "rope" and self.rope_scale != 1:
             message = f"rope_scale={self.rope_scale} needs positions=rope, not {self.positions}; use 1.0"
             raise conflict(message, "rope_scale", "positions")
-        for name in ("window", "stride"):
-            pattern = getattr(self, name)
-            if isinstance(pattern, tuple) and len(pattern) > self.n_layers:
-                message = f"{name} lists {len(pattern)} layers, and n_layers={self.n_layers}; shorten it"
-                raise conflict(message, name, "n_layers")
-        idle = [i for i in range(self.n_layers) if self.strides[i] and not self.windows[i]]
-        if idle and (isinstance(self.stride, tuple) or not any(self.windows)):
-            message = f"stride needs a window, and layer {idle[0]} has none; set a window, or stride 0 there"
-            raise conflict(message, "stride", "window")
         return self
 
     @property
@@ -158,6 +149,7 @@ class ModelConfig(Section):
         return self._tiled(self.stride)
 
     def _tiled(self, pattern: int | tuple[int, ...]) -> tuple[int, ...]:
+        """Repeat a pattern over the layers, cut at the last; a stride beside window 0 has nothing to add."""
         pattern = (pattern,) if isinstance(pattern, int) else pattern
         return tuple(pattern[i % len(pattern)] for i in range(self.n_layers))
 

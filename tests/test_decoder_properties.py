@@ -18,14 +18,17 @@ from tests.variants import AXES, TINY, build, every, name, pairs, pairwise, some
 
 PAIRWISE = pairwise()
 REST = [section for section in every() if section not in PAIRWISE]
-variants = pytest.mark.parametrize(
-    "section",
-    [pytest.param(s, id=name(s)) for s in PAIRWISE]
-    + [pytest.param(s, id=name(s), marks=pytest.mark.slow) for s in REST],
-)
 
 
-@variants
+def over(rest: list[dict[str, Any]]) -> pytest.MarkDecorator:
+    """Run a test on the pairwise set, and on the rest with `make test-all`."""
+    quick = [pytest.param(s, id=name(s)) for s in PAIRWISE]
+    return pytest.mark.parametrize(
+        "section", quick + [pytest.param(s, id=name(s), marks=pytest.mark.slow) for s in rest]
+    )
+
+
+@over(REST)
 def test_every_variant_keeps_every_property(section: dict[str, Any]) -> None:
     model = build(section)
     claims.suffix_changes_nothing(model)
@@ -38,7 +41,7 @@ def test_every_variant_keeps_every_property(section: dict[str, Any]) -> None:
         claims.naive_equals_fused(section, dtype)
 
 
-@pytest.mark.parametrize("section", [pytest.param(s, id=name(s)) for s in PAIRWISE])
+@over([section for section in REST if section["attention"] == "naive"])  # the check takes both paths itself
 def test_both_attention_paths_equal_an_independent_reference(section: dict[str, Any]) -> None:
     claims.equals_reference(section)
 
@@ -246,6 +249,13 @@ def test_a6_a_window_of_three_sees_three() -> None:
             other = ids.clone()
             other[0, token] = (ids[0, token] + 1) % 31
             assert torch.equal(model(other)[0, 7], full[0, 7]) != changes
+
+
+def test_a_stride_beside_a_full_window_adds_nothing() -> None:
+    plain, strided = build(NAIVE), build({**NAIVE, "stride": 4})
+    with torch.no_grad():
+        assert torch.equal(plain(some_ids()), strided(some_ids()))
+    claims.cached_equals_full(strided)
 
 
 def test_a9_grouped_heads_equal_duplicated_weights() -> None:
