@@ -116,7 +116,7 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
                     "data_sha256": dataset.fingerprint,
                 }
                 log("run_start", **facts)
-                for finding in preflight(model, dataset.batch(0, 0), device, fresh=init_from is None):
+                for finding in preflight(model, device, fresh=init_from is None):
                     log("audit", **vars(finding))
                     if not finding.ok:
                         raise RunFailed(f"{run_dir}: preflight: {finding}")

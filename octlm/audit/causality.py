@@ -1,84 +1,270 @@
-"""Can a model see the future?
+"""Can a model see the future, or anything else that it must not?
 
-Two tests, since each is blind where the other sees. The suffix test replaces every token after t and compares the
-logits up to t bit for bit: it sees leaks through rounding, data-dependent branches and whatever gradients miss. The
-gradient test asks whether d logits[t] / d embedding[j > t] is exactly zero, with a random cotangent, since a plain
-sum can cancel: it sees leaks too small to move a rounded logit.
+Five parts, since each is blind where another sees:
+
+suffix    every token after t is replaced, and the logits up to t compared bit for bit. Every id of the vocabulary (or a
+          sample) stands both as the last kept and as the first replacing token, so a leak gated by a rare token shows
+gradient  d logits[<= t] / d embedding[> t] is exactly zero, under a random cotangent, since a plain sum can cancel: it
+          sees leaks too small to move a rounded logit
+length    a prefix alone has the logits that it has inside a longer input, in float64, since float32 kernels regroup:
+          positions counted from the end, division by the length, statistics over the sequence
+rows      the other rows' content changes nothing: batch statistics, expert capacity, packed rows
+state     the same call twice, and once more after all the others, gives the same
+
+Where kernels regroup rows (expert routing), float32 differs by roundings: a difference of at most ROUNDING is judged
+again in float64. A part that cannot be tested is a failure that says "not judged".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from octlm.audit.blame import apart, difference, first_by_length, first_changed, first_reader, named
 from octlm.audit.finding import Finding
+from octlm.audit.gradients import cotangent, embedded_logits, later_gradient
+from octlm.audit.subject import Key, NotJudged, Subject, eval_mode, in_float64, scale
 
-CLAIM = "no logit depends on a later token"
+CLAIM = "no logit depends on a later token, another row or an earlier call"
+EXACT = 1e-9  # in float64, of the largest logit or of 1
+ROUNDING = 1e-4  # what regrouped float32 sums may differ by, of the largest logit or of 1
+COVER_LENGTH = 16  # tokens of the rows that cover the vocabulary
+CHUNK = 1 << 25  # logits held at once
+ROWS = 3
+
+
+class Pair(NamedTuple):
+    """Two inputs (B, T) that agree wherever `kept`: there the logits must agree, too."""
+
+    ids: Tensor
+    changed: Tensor
+    kept: Tensor  # (B, T) bool
+
+
+class Leak(NamedTuple):
+    """What one part found."""
+
+    worst: float
+    tolerance: float
+    where: str
 
 
 def causality(
-    model: Callable[[Tensor], Tensor],
+    model: Callable[..., Any],
     vocab_size: int,
     length: int,
     *,
     embed: nn.Module | None = None,
     device: torch.device | str | None = None,
     cuts: int = 8,
+    ids: int = 4096,
     seed: int = 0,
 ) -> Finding:
-    """Test ids (B, length) -> logits (B, length, V) for leaks at up to `cuts` places, evenly spread, ends included.
+    """Test a model from ids (B, T <= length) to logits (B, T, V) in eval mode; its own modes come back afterwards.
 
-    embed is the module whose output stands for the tokens; without one the gradient test is left out. The model runs
-    in the mode it is in; dropout must be off, since it differs from call to call. A model whose earlier positions
-    hardly influence later ones hides its leaks: audit randomised or trained weights.
-    Raises ValueError for a length below 2.
+    embed is the module that embeds the tokens (None: every lookup of the ids in a table is taken); cuts, at how many
+    places a future is changed, evenly spread, the ends included; ids, how many of the vocabulary stand at a cut.
+    A model whose earlier positions hardly influence later ones hides its leaks: audit randomised or trained weights.
+    Raises ValueError for a length or vocabulary below 2.
     """
     if length < 2 or vocab_size < 2:
         raise ValueError(f"causality: length={length}, vocab_size={vocab_size}: nothing to test below 2")
-    generator = torch.Generator().manual_seed(seed)
-    cut = torch.linspace(0, length - 2, min(cuts, length - 1)).long().unique()  # (B,) the last kept token of each row
-    ids = torch.randint(vocab_size, (1, length), generator=generator).expand(len(cut), -1)  # (B, T)
-    shift = torch.randint(1, vocab_size, ids.shape, generator=generator)  # never 0: each later token changes
-    later = torch.arange(length) > cut[:, None]
-    changed = torch.where(later, (ids + shift) % vocab_size, ids)
-    ids, changed, later = (x.to(device).contiguous() for x in (ids, changed, later))
-    with torch.no_grad():
-        difference = (model(ids) - model(changed)).abs().amax(dim=-1).masked_fill(later, 0)  # (B, T)
-    worst, place = difference.flatten().max(dim=0)
-    row, position = divmod(int(place), length)
-    if not bool(worst == 0):  # NaN is a failure too
-        where = f"suffix: logits[{position}] when tokens after {int(cut[row])} change"
-        return Finding(CLAIM, False, float(worst), 0.0, where, len(cut))
-    if embed is None:
-        return Finding(CLAIM, True, 0.0, 0.0, "", len(cut))
-    return _gradient(model, embed, ids, cut, later, generator)
+    subject = Subject(model, device)
+    audit = Audit(subject, embed, vocab_size, length, cuts, ids, torch.Generator().manual_seed(seed))
+    with eval_mode(model):
+        leaks = audit.run()
+    worst = max(leaks, key=lambda leak: leak.worst, default=Leak(0.0, 0.0, ""))
+    return Finding(CLAIM, not leaks, worst.worst, worst.tolerance, "; ".join(leak.where for leak in leaks), audit.cases)
 
 
-def _gradient(
-    model: Callable[[Tensor], Tensor],
-    embed: nn.Module,
-    ids: Tensor,
-    cut: Tensor,
-    later: Tensor,
-    generator: torch.Generator,
-) -> Finding:
-    embedded: list[Tensor] = []
+class Audit:
+    """One audit of one model: what is drawn, and how many comparisons were made."""
 
-    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
+    def __init__(
+        self,
+        subject: Subject,
+        embed: nn.Module | None,
+        vocab_size: int,
+        length: int,
+        cuts: int,
+        ids: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.subject, self.embed = subject, embed
+        self.vocab_size, self.length, self.generator = vocab_size, length, generator
+        self.n_ids = max(2, min(ids, vocab_size))
+        self.cuts = torch.linspace(0, length - 2, min(cuts, length - 1)).long().unique()
+        self.same = self.draw(2, length)
+        self.before: dict[Key, Tensor] | None = None
+        self.cases = 0
 
-    handle = embed.register_forward_hook(keep)
-    try:
-        with torch.enable_grad():
-            logits = model(ids)  # (B, T, V)
-    finally:
-        handle.remove()
-    kept = logits[torch.arange(len(cut)), cut.to(logits.device)]  # (B, V), each row's logits at its cut
-    cotangent = torch.randn(kept.shape, generator=generator).to(kept)
-    gradients = torch.autograd.grad(kept, embedded, cotangent)
-    leak = torch.stack([g.abs().amax(dim=-1) for g in gradients]).amax(dim=0)  # (B, T)
-    worst, place = leak.masked_fill(~later, 0).flatten().max(dim=0)
-    row, position = divmod(int(place), ids.shape[1])
-    where = "" if bool(worst == 0) else f"gradient: d logits[{int(cut[row])}] / d embedding[{position}]"
-    return Finding(CLAIM, not where, float(worst), 0.0, where, 2 * len(cut))
+    def run(self) -> list[Leak]:
+        """Go through the parts; give what leaks, or cannot be judged, in their order."""
+        leaks = self.part("state", self.state)
+        if leaks:
+            return leaks  # no two calls can be compared
+        leaks = self.part("suffix", self.suffix) + self.part("gradient", self.gradient)
+        leaks += self.part("length", self.prefixes) + self.part("rows", self.rows)
+        return leaks + self.part("state", self.state)
+
+    def part(self, name: str, test: Callable[[], Leak | None]) -> list[Leak]:
+        """Run one part and put its name before what it found."""
+        try:
+            leak = test()
+        except NotJudged as reason:
+            leak = Leak(float("inf"), 0.0, f"not judged: {reason}")
+        return [leak._replace(where=f"{name}: {leak.where}")] if leak else []
+
+    @cached_property
+    def twin(self) -> Subject:
+        """Give the float64 copy, made when it is first asked for."""
+        return in_float64(self.subject)
+
+    @torch.no_grad()
+    def state(self) -> Leak | None:
+        """Call twice with the same ids, and compare with the first such call of this audit."""
+        first, second = self.subject.trace(self.same), self.subject.trace(self.same)
+        self.before = first if self.before is None else self.before
+        for earlier, again in ((self.before, first), (first, second)):
+            self.cases += 1
+            worst = difference(earlier["<logits>", 0], again["<logits>", 0])
+            if worst:
+                moved = (k for k, a in earlier.items() if k not in again or not torch.equal(a, again[k]))
+                what = f"{named(next(moved))}: the same ids in a later call change the logits by {worst:.3g}"
+                return Leak(worst, 0.0, what)
+        return None
+
+    def suffix(self) -> Leak | None:
+        """Replace every later token."""
+        return self.compare_all(self.pairs(), "tokens after {} change")
+
+    def rows(self) -> Leak | None:
+        """Replace every other row."""
+        return self.compare_all(self.row_pairs(), "the other rows change")
+
+    def gradient(self) -> Leak | None:
+        """Ask for d logits[<= t] / d embedding[> t]."""
+        for pair in self.pairs():
+            self.cases += len(pair.ids)
+            logits, embedded = embedded_logits(self.subject, self.embed, pair.ids)
+            kept = pair.kept.to(logits.device)
+            leak = later_gradient(logits, cotangent(logits, kept, self.generator), embedded, pair.ids.shape)
+            worst, place = leak.masked_fill(kept, 0).flatten().max(dim=0)
+            if not bool(worst == 0):
+                row, token = divmod(int(place), pair.ids.shape[1])
+                cut = last_kept(pair, row)
+                name = first_reader(self.subject, self.embed, pair.ids, pair.kept)
+                return Leak(float(worst), 0.0, f"{name}: logits up to {cut} have a gradient to token {token}")
+        return None
+
+    @torch.no_grad()
+    def prefixes(self) -> Leak | None:
+        """Compare a prefix alone with the same inside a longer input, in float64."""
+        ids = self.draw(2, self.length)
+        try:
+            twin = self.twin
+            full = twin(ids)
+        except NotJudged as reason:
+            raise NotJudged(f"it cannot run in float64: {reason}") from None
+        tolerance = EXACT * scale(full)
+        for cut in self.cuts.tolist():
+            self.cases += 1
+            try:
+                alone = twin(ids[:, : cut + 1])
+            except NotJudged as reason:
+                raise NotJudged(f"a fixed length? With {cut + 1} of {self.length} tokens {reason}") from None
+            worst = difference(full[:, : cut + 1], alone)
+            if not worst <= tolerance:
+                name = first_by_length(twin, ids, cut + 1, tolerance)
+                what = f"{name}: logits up to {cut} change by {worst:.3g} when {self.length} tokens are there"
+                return Leak(worst, tolerance, what)
+        return None
+
+    # -- inputs
+
+    def draw(self, rows: int, length: int) -> Tensor:
+        """Draw ids (rows, length)."""
+        return torch.randint(self.vocab_size, (rows, length), generator=self.generator)
+
+    def other(self, ids: Tensor) -> Tensor:
+        """Draw ids that differ from these everywhere."""
+        return (ids + torch.randint(1, self.vocab_size, ids.shape, generator=self.generator)) % self.vocab_size
+
+    def pairs(self) -> Iterator[Pair]:
+        """Give pairs that agree up to a cut: one row, all cuts at the full length, then short rows for every id."""
+        middle = (self.length - 2) // 2
+        yield self.suffix_pair(self.draw(1, self.length), torch.tensor([middle]))
+        for _ in range(2):  # two replacements
+            yield self.suffix_pair(self.draw(len(self.cuts), self.length), self.cuts)
+        length = min(self.length, COVER_LENGTH) if self.takes_shorter() else self.length
+        kept, new = self.covering(), self.covering()
+        cut = torch.arange(self.n_ids) % (length - 1)
+        ids = self.draw(self.n_ids, length).scatter(1, cut[:, None], kept[:, None])
+        changed = self.other(ids).scatter(1, cut[:, None] + 1, new[:, None])
+        ids = torch.where(ids == changed, (ids + 1) % self.vocab_size, ids)  # never at the cut: it is not in changed
+        size = max(1, CHUNK // (length * self.vocab_size))
+        for part in torch.arange(self.n_ids).split(size):
+            later = torch.arange(length) > cut[part, None]
+            yield Pair(ids[part], torch.where(later, changed[part], ids[part]), ~later)
+
+    def suffix_pair(self, ids: Tensor, cut: Tensor) -> Pair:
+        """Replace what stands after each row's cut."""
+        later = torch.arange(ids.shape[1]) > cut[:, None]
+        return Pair(ids, torch.where(later, self.other(ids), ids), ~later)
+
+    def covering(self) -> Tensor:
+        """Give n_ids different ids in a random order; always the first and the last, where special tokens stand."""
+        inner = torch.randperm(self.vocab_size - 2, generator=self.generator)[: self.n_ids - 2] + 1
+        ids = torch.cat((torch.tensor([0, self.vocab_size - 1]), inner))
+        return ids[torch.randperm(len(ids), generator=self.generator)]
+
+    def takes_shorter(self) -> bool:
+        """Say whether the model accepts an input of less than the full length."""
+        try:
+            with torch.no_grad():
+                self.subject(self.draw(1, min(self.length - 1, COVER_LENGTH)))
+        except NotJudged:
+            return False
+        return True
+
+    def row_pairs(self) -> Iterator[Pair]:
+        """Give pairs that agree in one row."""
+        for row in range(ROWS):
+            ids = self.draw(ROWS, self.length)
+            kept = (torch.arange(ROWS) == row)[:, None].expand_as(ids)
+            yield Pair(ids, torch.where(kept, ids, self.other(ids)), kept)
+
+    # -- comparisons
+
+    @torch.no_grad()
+    def compare_all(self, pairs: Iterator[Pair], change: str) -> Leak | None:
+        """Compare the logits of pairs where they are kept; give the first leak."""
+        for pair in pairs:
+            self.cases += len(pair.ids)
+            a, b = self.subject(pair.ids), self.subject(pair.changed)
+            kept = pair.kept.to(a.device)
+            distance = apart(a, b).amax(dim=-1).masked_fill(~kept, 0)  # (B, T)
+            worst, place = distance.flatten().max(dim=0)
+            if bool(worst == 0) or self.is_rounding(pair, float(worst), scale(a)):
+                continue
+            row, position = divmod(int(place), pair.ids.shape[1])
+            what = f"logits[{position}] change by {float(worst):.3g} when " + change.format(last_kept(pair, row))
+            return Leak(float(worst), 0.0, f"{first_changed(self.subject, *pair)}: {what}")
+        return None
+
+    def is_rounding(self, pair: Pair, worst: float, size: float) -> bool:
+        """Say whether a difference is that of regrouped sums: small, and gone in float64."""
+        if not worst <= ROUNDING * size:
+            return False
+        try:
+            a, b = self.twin(pair.ids), self.twin(pair.changed)
+        except NotJudged:
+            return False
+        return difference(a[pair.kept.to(a.device)], b[pair.kept.to(b.device)]) <= EXACT * scale(a)
+
+
+def last_kept(pair: Pair, row: int) -> int:
+    """Give the last position of a row at which the inputs agree."""
+    return int(pair.kept[row].nonzero().max()) if bool(pair.kept[row].any()) else -1

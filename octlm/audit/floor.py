@@ -1,0 +1,49 @@
+"""Does a model know the answer? A bet against it, on text whose exact probability is known.
+
+Theorem. Let the text x be drawn from p, and let q be a model: q(x) >= 0 and the sum over all x of q(x) is at most 1,
+as it is when each symbol's distribution sees only the symbols before it. Then E_p[q(x) / p(x)] = sum q(x) <= 1, and by
+Markov's inequality, for every alpha,
+
+    P(q(x) / p(x) >= 1 / alpha) <= alpha                                 (x ~ p)
+
+So q(x) / p(x) is an e-value (Vovk and Wang 2021, arXiv 1912.06116; the likelihood ratio as a bet: Shafer 2021, JRSS A
+184(2)): a model that reaches 1 / alpha beats the generator itself, and an honest one does that with probability alpha
+at most. A model that sees its targets is no distribution and is not held by the bound.
+
+Assumptions, and how to meet them:
+- q and p score the same symbols: the first token, the end of the text, and every tail of a window. A token left out
+  of log q raises it.
+- each text has one derivation (the grammar is unambiguous), so that p(x) is the probability of the text.
+- the texts are p's own draws: nothing was dropped because it was seen before.
+- q was fixed before it saw them. A checkpoint that was chosen by its loss on them was not: draw fresh texts, or give
+  `looks`, how many were tried, by which the e-value is divided (the largest over their number is below their mean).
+- sums in float64, as here.
+"""
+
+import math
+from collections.abc import Sequence
+
+from octlm.audit.finding import Finding
+
+CLAIM = "the model does not know more than the generator of the text"
+
+
+def floor(log_q: Sequence[float], log_p: Sequence[float], *, alpha: float = 1e-6, looks: int = 1) -> Finding:
+    """Weigh a model's log-probabilities of independent texts against the generator's; both natural logarithms.
+
+    Holds unless the e-value, the product of q / p over `looks`, exceeds 1 / alpha; an honest model fails with
+    probability alpha at most. worst is the e-value (inf where it overflows). Raises ValueError for lists of different
+    lengths, an empty one, a NaN, a log_p that is not finite or above 0, alpha outside (0, 1), or looks below 1.
+    """
+    if len(log_q) != len(log_p) or not log_q:
+        raise ValueError(f"floor: {len(log_q)} and {len(log_p)} texts: need as many, and one at least")
+    if not 0 < alpha < 1 or looks < 1:
+        raise ValueError(f"floor: alpha={alpha}, looks={looks}: need 0 < alpha < 1 and looks >= 1")
+    if not all(math.isfinite(p) and p <= 0 for p in log_p) or any(math.isnan(q) for q in log_q):
+        raise ValueError("floor: log_p must be finite and at most 0, and log_q no NaN")
+    log_e = math.fsum(log_q) - math.fsum(log_p) - math.log(looks) if min(log_q) > -math.inf else -math.inf
+    e_value = math.exp(log_e) if log_e < 709 else math.inf
+    ok = log_e < -math.log(alpha)
+    per_text = (math.fsum(log_q) - math.fsum(log_p)) / len(log_q) / math.log(2) if not ok else 0.0
+    where = "" if ok else f"e-value 10^{log_e / math.log(10):.1f}: {per_text:.1f} bits a text below the floor"
+    return Finding(CLAIM, ok, e_value, 1 / alpha, where, len(log_q))
