@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from octlm.config import Config, load_config
+from octlm.config import Config, load_config, written_sha256
 from octlm.files import hash_file, naming, sync
 from octlm.files import replace as replace_file
 from octlm.model import Decoder
@@ -198,7 +198,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(f"{path / STATE}: no object `state`")
     _read_text(path / CONFIG)  # refuses a huge one before it is parsed
     config = load_config(path / CONFIG)
-    if config.sha256 != sha256:
+    if written_sha256(path / CONFIG) != sha256:
         raise ValueError(f"{path / CONFIG}: its config_sha256 is not that of {MANIFEST}")
     tokenizer = load_tokenizer(path / TOKENIZER)
     if tokenizer.size > (vocab_size := config.model.vocab_size):

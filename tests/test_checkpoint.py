@@ -503,6 +503,22 @@ def test_e3_files_of_two_checkpoints_are_refused(save: Callable[..., Path]) -> N
     assert read_checkpoint(path.with_name("kept for the paper")).step == 10
 
 
+def test_a_checkpoint_of_an_octlm_with_fewer_keys_is_read(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def older(config: Config) -> dict[str, Any]:
+        sections = dump(config)
+        del sections["train"]["preflight"], sections["data"]["stories"]
+        return sections
+
+    dump = Config.model_dump
+    with monkeypatch.context() as patch:
+        patch.setattr(Config, "model_dump", older)
+        path = save(10)
+    assert "preflight" not in (path / "config.yaml").read_text()
+    assert read_checkpoint(path).config.train.preflight
+
+
 class Trap:
     """An object whose unpickling leaves a file behind."""
 

@@ -34,10 +34,10 @@ def cache(full: Callable[..., Any], step: Step, ids: Tensor, *, tolerance: float
         bound = unit * (TOLERANCE.get(logits.dtype, SHORT) if tolerance is None else tolerance)
         worst, where, cases = 0.0, "", 0
         for sizes in chunkings(ids.shape[1]):
-            runs = [decode(step, ids, sizes), decode(step, others, sizes)]
+            turns = list(zip(decode(step, ids, sizes), decode(step, others, sizes), strict=True))
             for turn, expected in ((0, logits), (1, other_logits)):
                 cases += 1
-                found = torch.cat([chunks[turn] for chunks in zip(*runs, strict=True)], dim=1)
+                found = torch.cat([chunks[turn] for chunks in turns], dim=1)
                 apart = difference(found, expected)
                 if apart > worst:
                     worst = apart

@@ -181,7 +181,7 @@ def residual_writers(model: nn.Module, trial: Trial, generator: torch.Generator)
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor):
                 passed = isinstance(module, nn.Dropout | nn.Identity) and args and made.get(id(args[0]))
-                made[id(output)] = (passed[0] if passed else name, output)
+                made.setdefault(id(output), (passed[0] if passed else name, output))  # a parent hands on its child's
 
         return hook
 
