@@ -282,8 +282,11 @@ def hugging_face(folder: str) -> Any:
         raise ValueError(f"--hf {folder}: no config.json in it")
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ImportError:
         raise ValueError("--hf needs transformers: pip install 'octlm[hf]'") from None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
     except Exception as error:
@@ -291,11 +294,12 @@ def hugging_face(folder: str) -> Any:
 
 
 def hugging_face_step(model: Any) -> Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any]]:
-    """Give the step of audit.cache, with past_key_values as its state."""
+    """Give the step of audit.cache, with a cache of transformers as its state."""
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # its older name
 
     def step(new: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-        output = model(new, past_key_values=state, use_cache=True)
-        return output.logits, output.past_key_values
+        output = model(new, use_cache=True, **{name: state})
+        return output.logits, output[name]
 
     return step
 
