@@ -22,7 +22,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile
 STAMP = .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup prepare train generate tensorboard test test-all lint clean no-python
+.PHONY: help setup prepare train generate audit tensorboard test test-all lint clean no-python
 
 help: ## show this text
 	@echo 'octlm: train, sample and prove a tiny decoder-only language model'
@@ -43,6 +43,10 @@ train: $(STAMP) ## CONFIG=day1 | train configs/day1.yaml into runs/day1
 generate: $(STAMP) ## RUN=day1 PROMPT='def ' | let a trained run go on with a text
 	@case "$$RUN" in */*) run=$$RUN ;; *) run=runs/$$RUN ;; esac; \
 	$(PY) generate.py --run "$$run" $${PROMPT+"--prompt=$$PROMPT"} $(ARGS)
+
+audit: $(STAMP) ## RUN=day1 | test what a trained run claims: causality, cache, resume, parity, ...
+	@case "$$RUN" in */*) run=$$RUN ;; *) run=runs/$$RUN ;; esac; \
+	$(PY) scripts/audit.py --run "$$run" $(ARGS)
 
 tensorboard: $(STAMP) ## look at the curves of runs/ in a browser
 	$(PY) -m tensorboard.main --logdir runs $(ARGS)
@@ -80,7 +84,7 @@ $(STAMP): pyproject.toml constraints.txt $(if $(shell test -x $(PY) && echo yes)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "make: PYTHON=$(PYTHON) is $$("$(PYTHON)" --version 2>&1); octlm needs Python 3.10 or newer:" \
 	    'make PYTHON=python3.12' >&2; exit 1; }
-	@echo 'Setting up .venv, once: PyTorch and 60 smaller packages, about 1.2 GB on disk (more with CUDA).'
+	@echo 'Setting up .venv, once: PyTorch and 70 smaller packages, about 1.2 GB on disk (more with CUDA).'
 	@if [ -z "$(TORCH_INDEX)" ] && [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
 	  echo 'No NVIDIA GPU found. If pip picks a CUDA build (3 GB to load), TORCH_INDEX helps: see make help.'; fi
 	@if [ -f $@ ] && [ -x $(PY) ]; then rm -f $@; else "$(PYTHON)" -m venv --clear .venv || { \
