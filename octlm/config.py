@@ -157,8 +157,10 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Where the text comes from and how it becomes tokens."""
 
-    source: Literal["stdlib", "text", "tinyshakespeare", "tinystories"] = "stdlib"
+    source: Literal["stdlib", "fables", "text", "tinyshakespeare", "tinystories"] = "stdlib"
     path: Paths | None = None  # see source=text
+    stories: Count = 20000  # fables only, as is seed
+    seed: Whole = 0
     split: Literal["document", "position"] | None = None  # None: by position where the source is one document
     val_fraction: Annotated[Share, Field(gt=0)] = 0.1
     tokenizer: Literal["bpe", "byte", "char"] | TiktokenName = "bpe"
@@ -185,8 +187,22 @@ class DataConfig(Section):
         if self.source == "text" and self.path is None:
             message = "source=text needs data.path: files, folders, globs, or - for standard input"
             raise conflict(message, "source", "path")
-        if self.source == "stdlib" and self.path is not None:
-            raise conflict("source=stdlib reads no data.path; use data.source=text", "path", "source")
+        if self.source in ("stdlib", "fables") and self.path is not None:
+            raise conflict(f"source={self.source} reads no data.path; use data.source=text", "path", "source")
+        return self
+
+    @model_validator(mode="after")
+    def _tells(self) -> DataConfig:
+        if self.source == "fables":
+            if self.split == "position":  # the probability of half a story is not known
+                message = "source=fables is split by document only; use data.split=null"
+                raise conflict(message, "split", "source")
+            if self.stories == 1:
+                raise conflict("stories=1 leaves none to validate; use 2 or more", "stories")
+            return self
+        for key in ("stories", "seed"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise conflict(f"{key}={getattr(self, key)} needs data.source=fables, not {self.source}", key, "source")
         return self
 
 
@@ -234,6 +250,7 @@ class TrainConfig(Section):
     threads: Annotated[Count, Field(le=1024)] | None = None  # None: the cores that this process may use
     strategy: Literal["single"] = "single"
     overfit_block: bool = False
+    preflight: bool = True
     early_stop: Whole = 0  # evaluations without a better loss; 0 = off
 
     @field_validator("device")
@@ -292,8 +309,7 @@ class Config(Section):
     @property
     def sha256(self) -> str:
         """Return the hash of every resolved value: 1e-4 and 0.0001, or null and its meaning, agree."""
-        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return _hash(self.model_dump())
 
     def to_yaml(self) -> str:
         """Write every value so that load_config reads an equal Config."""
@@ -312,6 +328,11 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises ValueError with one line: the origin of the offending key, the key, the value and a remedy."""
     return load(Config, _find(source), overrides, ELSEWHERE)
+
+
+def written_sha256(path: Path) -> str:
+    """Return the sha256 that a Config had when it was written, whatever keys the schema has got since."""
+    return _hash(yaml12.read(yaml12.decode(path.read_bytes(), str(path)), str(path)))
 
 
 def differing_keys(a: Config, b: Config) -> list[str]:
@@ -338,6 +359,11 @@ def tiktoken_cache() -> Path:
     """Return where tiktoken keeps the published encodings that it has downloaded."""
     named = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     return Path(tempfile.gettempdir(), "data-gym-cache") if named is None else Path(named)
+
+
+def _hash(document: Any) -> str:
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _find(source: str | Path) -> Path:

@@ -81,6 +81,8 @@ class Console:
         ("train", "loss", "loss {:.4f}"),
         ("eval", "loss", "val loss {:.4f}"),
         ("eval", "bits_per_byte", "bits/byte {:.4f}"),
+        ("eval", "oracle_bits_per_byte", "floor {:.4f}"),
+        ("eval", "excess_bits_per_byte", "excess {:+.4f}"),
         ("train", "learning_rate", "lr {:.2e}"),
         ("train", "gradient_norm", "norm {:.3f}"),
         ("train", "tokens_per_second", "{:,.0f} tokens/s"),
@@ -114,6 +116,8 @@ class Console:
             for kind, key, form in self.COLUMNS
             if found.get(kind, {}).get(key) is not None
         ]
+        if (found.get("eval", {}).get("excess_bits_per_byte") or 0) < 0:
+            figures.append("BELOW THE FLOOR: this model sees the answer")
         if figures:
             self.say("  ".join([f"step {step}/{self.steps}", *figures]))
 

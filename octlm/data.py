@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -172,6 +173,10 @@ def write_tokens(
         for name, text in divide(source, found, split):
             bar.update(writers[name].add(text))
         splits = {name: writer.finish() for name, writer in writers.items()}
+    if found.log2_probabilities.size:
+        for name, its in zip(SPLITS, (~split.validates, split.validates), strict=True):
+            bits = -math.fsum(found.log2_probabilities[its])
+            splits[name] |= {"oracle_bits": bits, "oracle_bits_per_byte": bits / splits[name]["bytes"]}
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "source": {
@@ -210,6 +215,8 @@ class Dataset:
         splits = self.manifest["splits"]
         self.train, self.val = (TokenFile(folder, splits[name]["shards"], self.manifest["dtype"]) for name in SPLITS)
         self.val_bytes: int = splits["val"]["bytes"]
+        # the floor of the validation loss, where the source knows how likely its documents are
+        self.oracle_bits_per_byte: float | None = splits["val"].get("oracle_bits_per_byte")
         highest = max(self.tokenizer.size - 1, *(splits[name]["highest_id"] for name in SPLITS))
         if highest >= self.vocab_size:
             raise ValueError(

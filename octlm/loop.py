@@ -116,7 +116,7 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
                     "data_sha256": dataset.fingerprint,
                 }
                 log("run_start", **facts)
-                for finding in preflight(model, device, fresh=init_from is None):
+                for finding in preflight(model, device, fresh=init_from is None) if t.preflight else ():
                     log("audit", **vars(finding))
                     if not finding.ok:
                         raise RunFailed(f"{run_dir}: preflight: {finding}")
@@ -130,7 +130,7 @@ def train(config: Config, run_dir: Path, *, resume: str = "auto", init_from: Pat
                     if scores is not None:
                         if scores.loss < best_loss(metrics.records):
                             write_best(run_dir, step, scores.loss)
-                        log("eval", loss=scores.loss, bits_per_byte=scores.bits_per_byte)
+                        log("eval", **scores.figures())
                         if len(model.layers):
                             picture = attention_picture(model, dataset.batch(0, 0).ids[:1].to(device))
                             metrics.image("attention", step, picture)

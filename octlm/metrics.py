@@ -40,8 +40,12 @@ TAGS = {
     ("train", "tokens_per_second"): "train/tokens_per_second",
     ("eval", "loss"): "eval/loss",
     ("eval", "bits_per_byte"): "eval/bits_per_byte",
+    ("eval", "oracle_bits_per_byte"): "eval/oracle_bits_per_byte",
+    ("eval", "excess_bits_per_byte"): "eval/excess_bits_per_byte",
     ("sample", "text"): "sample",
 }
+
+FLOOR = ("eval/bits_per_byte", "eval/oracle_bits_per_byte")  # one chart of both: the floor is the level line
 
 Record = dict[str, Any]
 
@@ -78,9 +82,12 @@ class Metrics:
         with naming(self._run_dir / FILE):
             self._file.write(_line(record))
             self._file.flush()
+        charted = any("oracle_bits_per_byte" in earlier for earlier in self.records)
         self.records.append(record)
         tagged = {TAGS[kind, name]: value for name, value in record.items() if (kind, name) in TAGS}
         with naming(self._run_dir):
+            if FLOOR[1] in tagged and not charted:
+                self._tensorboard().add_custom_scalars_multilinechart(list(FLOOR), "eval", "bits_per_byte")
             for tag, value in tagged.items():
                 if isinstance(value, str):
                     # Four blanks make a line of Markdown literal: underscores and line ends of code stay.

@@ -5,7 +5,7 @@ models with different tokenizers: bits_per_byte = total nats / ln 2 / total byte
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from octlm.config import Config, ModelConfig
 from octlm.data import Batch, Dataset
 from octlm.model import Decoder
 from octlm.parallel import autocast
+from octlm.tokenizer import Tokenizer
 
 PICTURE_TOKENS = 128  # the largest square of an attention picture
 
@@ -26,6 +27,15 @@ class Validation(NamedTuple):
     loss: float  # nats per token
     bits_per_byte: float
     tokens: int
+    oracle_bits_per_byte: float | None = None  # of a model that knows the true probabilities
+
+    def figures(self) -> dict[str, float]:
+        """Give what a record shows; a negative excess is no skill, but a sight of the answer."""
+        found = {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
+        if self.oracle_bits_per_byte is not None:
+            found["oracle_bits_per_byte"] = self.oracle_bits_per_byte
+            found["excess_bits_per_byte"] = self.bits_per_byte - self.oracle_bits_per_byte
+        return found
 
 
 def loss_sum(model: Callable[..., Tensor], batch: Batch, device: torch.device) -> Tensor:
@@ -61,7 +71,29 @@ def validate(
             tokens += int((batch.targets >= 0).sum())
     finally:
         model.train(training)
-    return Validation(nats / tokens, nats / math.log(2) / dataset.val_bytes, tokens)
+    bits_per_byte = nats / math.log(2) / dataset.val_bytes
+    return Validation(nats / tokens, bits_per_byte, tokens, dataset.oracle_bits_per_byte)
+
+
+@torch.inference_mode()
+def log_probabilities(model: Decoder, tokenizer: Tokenizer, texts: Iterable[str]) -> list[float]:
+    """Give the natural logarithm of each text's probability as a whole document, its end included, in float64.
+
+    Every token counts once, the first after an end of text; a window holds context_length tokens, and a token of the
+    next window does not read the last one. The model is in eval mode.
+    """
+    length, device = model.config.context_length, model.embed.weight.device
+    found = []
+    for text in texts:
+        tokens = [tokenizer.eot_id, *tokenizer.encode(text), tokenizer.eot_id]
+        filled = -(-(len(tokens) - 1) // length) * length
+        ids = torch.full((filled,), tokenizer.eot_id)
+        targets = torch.full((filled,), -1)
+        ids[: len(tokens) - 1], targets[: len(tokens) - 1] = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
+        logits = model(ids.view(-1, length).to(device)).double().flatten(0, 1)
+        loss = F.cross_entropy(logits, targets.to(device), ignore_index=-1, reduction="sum")
+        found.append(-loss.item())
+    return found
 
 
 @torch.inference_mode()

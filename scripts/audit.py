@@ -137,9 +137,9 @@ def octlm_audits(args: argparse.Namespace) -> Audits:
     audits: Audits = {}
     if trained:
         model = trained.model
-        audits["causality"] = lambda: audit.causality(model, *sizes, embed=model.embed)
+        audits["causality as trained"] = lambda: audit.causality(model, *sizes, embed=model.embed)
     audits |= {
-        "causality of random weights": lambda: audit.causality(wild, *sizes, embed=wild.embed),
+        "causality": lambda: audit.causality(wild, *sizes, embed=wild.embed),
         "masks": lambda: masks(wild, ids[:1, : min(length, 64)]),
         "cache": lambda: audit.cache(wild, octlm_step(wild, length), ids),
         "parity of naive and sdpa": lambda: audit.parity(wild, other.eval(), [ids], 1e-4, 1e-4),

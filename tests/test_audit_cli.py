@@ -59,7 +59,7 @@ def test_a_run_keeps_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[s
     run(tiny(tmp_path, "train.steps=5"), tmp_path / "run")
     capsys.readouterr()
     code, found = table(capsys, "--run", str(tmp_path / "run"))
-    named = ["causality", "causality of random weights", "masks", "cache", "parity of naive and sdpa", "health",
+    named = ["causality as trained", "causality", "masks", "cache", "parity of naive and sdpa", "health",
              "targets", "resume"]  # fmt: skip
     assert code == 0 and list(found) == named, found
     assert found["causality"]["cases"] > 100
@@ -69,10 +69,10 @@ def test_a_leak_in_the_mask_is_named(capsys: pytest.CaptureFixture[str], monkeyp
     right = masks.rule
     monkeypatch.setattr(masks, "rule", lambda query, key, window=0, stride=0: right(query + 1, key, window, stride))
     words = ("model.vocab_size=31", "model.context_length=16", "train.tokens_per_step=512")
-    only = ("--only", "causality of random weights", "--only", "cache")
+    only = ("--only", "causality", "--only", "cache")
     code, found = table(capsys, "--config", "day1", *words, *only)
     assert code == 1 and not any(record["ok"] for record in found.values())
-    where = found["causality of random weights"]["where"]
+    where = found["causality"]["where"]
     assert where.startswith("suffix: layers.0.attention.attend.weights: logits["), where
 
 

@@ -17,6 +17,7 @@ from octlm import metrics as module
 from octlm.metrics import Metrics, read_records
 
 AT = {"tokens": 64, "seconds": 0.5}
+FLOOR = {"oracle_bits_per_byte": 0.75, "excess_bits_per_byte": 0.5}
 
 
 def lines(run_dir: Path) -> list[Any]:
@@ -181,12 +182,12 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Metrics(path, None) as metrics:
         for step in range(1, 7):
             train_line(metrics, step)
-        metrics.log("eval", 3, **AT, loss=2.5, bits_per_byte=1.25)
+        metrics.log("eval", 3, **AT, loss=2.5, bits_per_byte=1.25, **FLOOR)
         metrics.image("attention", 3, torch.eye(4))
     killed = Metrics(path, 4)  # every line and event is flushed: what a kill leaves is what lies there now
     for step in range(5, 9):
         train_line(killed, step)
-    killed.log("eval", 6, **AT, loss=math.nan, bits_per_byte=1.0)
+    killed.log("eval", 6, **AT, loss=math.nan, bits_per_byte=1.0, **FLOOR)
     for step in (6, 8):
         killed.log("sample", step, **AT, text="def __init__(self):\n    <b>pass")
         killed.image("attention", step, np.full((2, 3, 3), 255, np.uint8))
@@ -214,10 +215,12 @@ def test_the_reader_finds_every_tag_with_rising_steps(events: Any, run_dir: Path
     assert len(list(run_dir.glob("events.out.tfevents.*"))) == 3, "one for each start, in the run directory"
     tags = events.Tags()
     assert sorted(tags["scalars"]) == [
-        "eval/bits_per_byte", "eval/loss", "train/gradient_norm", "train/learning_rate", "train/loss",
-        "train/tokens_per_second",
+        "eval/bits_per_byte", "eval/excess_bits_per_byte", "eval/loss", "eval/oracle_bits_per_byte",
+        "train/gradient_norm", "train/learning_rate", "train/loss", "train/tokens_per_second",
     ]  # fmt: skip
-    assert (tags["images"], tags["tensors"]) == (["attention"], ["sample/text_summary"])
+    assert tags["images"] == ["attention"]
+    assert sorted(tags["tensors"]) == ["custom_scalars__config__", "sample/text_summary"]
+    assert len(events.Tensors("custom_scalars__config__")) == 1, "a resumed run draws its chart once"
     for tag in ("train/loss", "train/learning_rate", "train/gradient_norm", "train/tokens_per_second"):
         assert [event.step for event in events.Scalars(tag)] == list(range(1, 10)), tag
     assert [event.value for event in events.Scalars("train/loss")] == [5.0 - step for step in range(1, 10)]

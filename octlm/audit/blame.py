@@ -8,14 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from octlm.audit.gradients import cotangent, embedded_logits, later_gradient
-from octlm.audit.subject import Key, NotJudged, Subject, floats
+from octlm.audit.subject import Key, NotJudged, Subject, floats, scale
 
 WHOLE = "<model>"  # no module inside it, or none of which hooks see the output
 
 
 @torch.no_grad()
-def first_changed(subject: Subject, ids: Tensor, changed: Tensor, kept: Tensor) -> str:
-    """Name the first module that gives out something else where two inputs agree: kept (B, T)."""
+def first_changed(subject: Subject, ids: Tensor, changed: Tensor, kept: Tensor, tolerance: float = 0.0) -> str | None:
+    """Name the first module that gives out something else where two inputs agree: kept (B, T); None: no module does.
+
+    tolerance is in units of the module's largest number, or of 1.
+    """
     layout = by_position(subject, ids)
     a, b = subject.trace(ids), subject.trace(changed)
     for key, old in a.items():
@@ -24,20 +27,21 @@ def first_changed(subject: Subject, ids: Tensor, changed: Tensor, kept: Tensor) 
             continue
         before, after = layout(key, old), layout(key, new)
         if before is not None and after is not None:
-            moved = apart(before, after).amax(dim=-1)
-            if bool(moved.masked_fill(~kept.to(moved.device), 0).any()):
+            moved = apart(before, after).amax(dim=-1).masked_fill(~kept.to(before.device), 0)
+            if bool((moved > tolerance * scale(old)).any()):
                 return named(key)
-    return WHOLE
+    return None
 
 
 @torch.no_grad()
 def first_by_length(subject: Subject, ids: Tensor, length: int, tolerance: float) -> str:
     """Name the first module that gives a prefix of this length something else than the same inside all of ids."""
+    steady = steady_outputs(subject, ids)
     a, b = subject.trace(ids), subject.trace(ids[:, :length])
     rows, total = ids.shape
     for key, new in b.items():
         old = a.get(key)
-        if old is None:
+        if old is None or key not in steady:
             continue
         long = laid_out(old, new.shape, rows, total, length)
         short = laid_out(new, old.shape, rows, length, total)
@@ -82,11 +86,18 @@ def named(key: Key) -> str:
 def by_position(subject: Subject, ids: Tensor) -> Callable[[Key, Tensor], Tensor | None]:
     """Give the function that lays out what a module gave for ids, by what it gives for an input one token shorter."""
     rows, length = ids.shape
+    steady = steady_outputs(subject, ids)
     try:
         shapes = {key: tensor.shape for key, tensor in subject.trace(ids[:, :-1]).items()}
     except NotJudged:
         shapes = {}
-    return lambda key, tensor: laid_out(tensor, shapes.get(key), rows, length, length - 1)
+    return lambda key, tensor: laid_out(tensor, shapes.get(key), rows, length, length - 1) if key in steady else None
+
+
+def steady_outputs(subject: Subject, ids: Tensor) -> set[Key]:
+    """Give the outputs whose shape does not depend on which tokens these are, as that of an expert's tokens does."""
+    same = subject.trace(ids[:, :1].expand(-1, ids.shape[1]).contiguous())  # the router sends them all one way
+    return {key for key, tensor in subject.trace(ids).items() if key in same and same[key].shape == tensor.shape}
 
 
 def laid_out(tensor: Tensor, other: torch.Size | None, rows: int, length: int, other_length: int) -> Tensor | None:

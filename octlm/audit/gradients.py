@@ -27,8 +27,8 @@ class Lookups(TorchFunctionMode):
         if name in LOOKUPS and isinstance(output, Tensor) and output.is_floating_point():
             with torch._C.DisableTorchFunction():
                 if any(same_ids(index, self.ids) for index in (*args, *kwargs.values())):
-                    output = output.detach().requires_grad_()
-                    self.embedded.append(output)
+                    self.embedded.append(output.detach().requires_grad_())
+                    output = self.embedded[-1].clone()  # the model may write into it
         return output
 
 
@@ -49,7 +49,7 @@ def embedded_logits(subject: Subject, embed: nn.Module | None, ids: Tensor) -> t
 
     def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
+        return embedded[-1].clone()
 
     with torch.enable_grad(), ExitStack() as stack:
         if embed is None:

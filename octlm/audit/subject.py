@@ -52,6 +52,13 @@ class Subject:
             raise NotJudged("its logits hold NaN")
         return logits
 
+    def copied(self) -> "Subject | None":
+        """Give a copy with a past of its own; None where there is none to be had."""
+        try:
+            return Subject(copy.deepcopy(self.model), self.device) if isinstance(self.model, nn.Module) else None
+        except Exception:  # a foreign module's copy may raise anything
+            return None
+
     @property
     def modules(self) -> dict[str, nn.Module]:
         """Give the modules by dotted name; empty for a plain function."""
@@ -123,10 +130,11 @@ def in_float64(subject: Subject) -> Subject:
     """Give a copy that computes in float64; it, or its calls, raise NotJudged where that cannot be."""
     model: Any = subject.model
     if isinstance(model, nn.Module):
-        try:
-            model = copy.deepcopy(model).double()
-        except Exception as error:  # a foreign module's copy may raise anything
-            raise NotJudged(f"it cannot be copied to float64 ({type(error).__name__})") from error
+        copied = subject.copied()
+        if copied is None:
+            raise NotJudged("it cannot be copied")
+        model = copied.model
+        model.double()
 
     def call(ids: Tensor) -> Tensor:
         default = torch.get_default_dtype()

@@ -8,6 +8,7 @@ from functools import partial
 from octlm.config import DataConfig
 from octlm.corpus.document import Document, Source, read_text
 from octlm.corpus.download import TINYSHAKESPEARE, TINYSTORIES, open_remote
+from octlm.corpus.fables import open_fables
 from octlm.corpus.stdlib import open_stdlib
 from octlm.corpus.text import materialize_stdin, open_text
 
@@ -15,6 +16,7 @@ __all__ = ["SOURCES", "Document", "Source", "materialize_stdin", "open_source", 
 
 SOURCES: dict[str, Callable[[DataConfig], Source]] = {
     "stdlib": open_stdlib,
+    "fables": open_fables,
     "text": open_text,
     "tinyshakespeare": partial(open_remote, TINYSHAKESPEARE),
     "tinystories": partial(open_remote, TINYSTORIES),

@@ -32,6 +32,7 @@ class Source:
     documents: Callable[[], Iterator[Document]]  # each is read before the next is asked for
     where: str
     facts: dict[str, Any] = field(default_factory=dict)
+    log2_probability: Callable[[int], float] | None = None  # of a document by its number, where it is known
 
 
 def read_text(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[str]:

@@ -31,6 +31,7 @@ class Scan:
     characters: int
     sizes: npt.NDArray[np.int64]  # bytes of each document; 16 bytes a document is all that is kept of the text
     hashes: npt.NDArray[np.uint64]  # the first 8 bytes of its sha256
+    log2_probabilities: npt.NDArray[np.float64]  # of each document; empty where the source knows none
 
     @property
     def bytes(self) -> int:
@@ -40,8 +41,8 @@ class Scan:
 def scan(source: Source) -> Scan:
     """Read a corpus once; raises ValueError naming it when there is no text in it."""
     whole, characters = hashlib.sha256(), 0
-    sizes, hashes = array("q"), array("Q")
-    for document in source.documents():
+    sizes, hashes, likely = array("q"), array("Q"), array("d")
+    for number, document in enumerate(source.documents()):
         digest, size = hashlib.sha256(), 0
         for text in document:
             block = text.encode()
@@ -52,9 +53,12 @@ def scan(source: Source) -> Scan:
             whole.update(digest.digest())
             sizes.append(size)
             hashes.append(int.from_bytes(digest.digest()[:8], "big"))
+            if source.log2_probability:
+                likely.append(source.log2_probability(number))
     if not sizes:
         raise ValueError(f"{source.where}: there is no text in it (data.source={source.name})")
-    return Scan(whole.hexdigest(), characters, np.array(sizes, np.int64), np.array(hashes, np.uint64))
+    arrays = np.array(sizes, np.int64), np.array(hashes, np.uint64), np.array(likely, np.float64)
+    return Scan(whole.hexdigest(), characters, *arrays)
 
 
 @dataclass(frozen=True)
