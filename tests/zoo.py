@@ -179,10 +179,10 @@ def expert_choice(x: Tensor) -> Tensor:
     return kept
 
 
-def capacity(x: Tensor, room: int = 12) -> Tensor:
-    """Tokens go to the better of two experts while there is room, in the order of the flattened batch."""
+def capacity(x: Tensor, room: int = 6) -> Tensor:
+    """Tokens go to the best of four experts while there is room, in the order of the flattened batch."""
     flat = x.flatten(0, 1)
-    chosen = F.one_hot((flat[:, 0] > 0).long(), 2)
+    chosen = F.one_hot(flat[:, :4].argmax(dim=-1), 4)
     fits = (chosen.cumsum(0) * chosen).sum(1, keepdim=True) <= room
     return (flat * fits).view_as(x)
 
@@ -492,6 +492,9 @@ LEAKS: dict[str, Leak] = {
     "mask only without gradients": replaced(
         ATTENTION, lambda: Switched(lambda m, x: not x.requires_grad), OUT, "gradient", True
     ),
+    "mask forgotten in a fast path for float32 without gradients": replaced(
+        ATTENTION, lambda: Switched(lambda m, x: x.requires_grad or x.dtype != torch.float32), OUT, alone=True
+    ),
     "no mask in the last block": Leak(
         planted("blocks.1.attention", lambda: Attention(lambda s: s.softmax(-1))), "gradient", "blocks.1.attention.out"
     ),
@@ -562,10 +565,10 @@ LEAKS: dict[str, Leak] = {
         lambda ids, x: (ids == RARE)[..., None] * later(x), "gradient", vocab_size=LARGE
     ),
     "only where a rare token comes next": embedding(
-        lambda ids, x: (F.pad(ids[:, 1:], (0, 1)) == RARE)[..., None] * x, "suffix", True, LARGE
+        lambda ids, x: (F.pad(ids[:, 1:], (0, 1)) == RARE)[..., None] * x, "suffix", vocab_size=LARGE
     ),
     "only where a rare token comes anywhere": embedding(
-        lambda ids, x: (ids == RARE).any(dim=1)[:, None, None] * x, "suffix", True, LARGE
+        lambda ids, x: (ids == RARE).any(dim=1)[:, None, None] * x, "suffix", vocab_size=LARGE
     ),
     "between two modules": Leak(between(False), "suffix", "blocks.0.norm1"),
     "after the last module": Leak(between(True), "gradient", "<model>"),
