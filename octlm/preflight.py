@@ -17,7 +17,7 @@ from octlm.config import ModelConfig
 from octlm.model import Decoder
 from octlm.model.decoder import INIT_STD
 
-CUTS, IDS = 3, 64  # a part of what scripts/audit.py tests: a training is to begin soon
+CUTS, IDS = 3, 16  # a part of what scripts/audit.py tests: a training is to begin soon
 
 
 def preflight(model: Decoder, device: torch.device, *, fresh: bool = True) -> list[Finding]:

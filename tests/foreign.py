@@ -244,6 +244,19 @@ def cumulative_mean(x: Tensor) -> Tensor:
     return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
 
 
+def fourier(x: Tensor) -> Tensor:
+    """A causal convolution by Fourier transforms (Hyena, S4), whose roundings reach everywhere."""
+    n = 2 * x.shape[1]  # zeros as long as the input: nothing wraps around
+    decay = 0.8 ** torch.arange(x.shape[1], device=x.device).to(x)
+    return torch.fft.irfft(torch.fft.rfft(x, n, dim=1) * torch.fft.rfft(decay, n)[:, None], n, dim=1)[:, : x.shape[1]]
+
+
+def renormalised(scores: Tensor) -> Tensor:
+    """The mask after the softmax, and the rows summed to 1 again: right, but for roundings."""
+    weights = scores.softmax(-1).tril()
+    return weights / weights.sum(-1, keepdim=True)
+
+
 def attention(weigh: Callable[[Tensor], Tensor]) -> Any:
     """The zoo's transformer with right weights of another kind."""
     return planted("blocks.0.attention", lambda: Attention(weigh))
@@ -263,6 +276,8 @@ CLEAN: dict[str, Callable[[], nn.Module]] = {
     "causal depthwise convolution": layer(CausalConv),
     "cumulative mean": layer(lambda: Apply(cumulative_mean)),
     "cumulative maximum": layer(lambda: Apply(lambda x: x.cummax(1).values)),
+    "convolution by Fourier transforms": layer(lambda: Apply(fourier)),
+    "weights masked after the softmax, then renormalised": attention(renormalised),
     "bigram": layer(nn.Identity),
     "mixture of experts, top 2 of 4": layer(Experts),
     "mixture of experts with room for three tokens of a row": layer(Capacity),

@@ -561,6 +561,10 @@ LEAKS: dict[str, Leak] = {
     "cancels in the sum of the logits": replaced("head", Head, "head", "gradient"),
     "cancels in the sum of the logits, times 1e-12": replaced("head", lambda: Head(1e-12), "head", "gradient", True),
     "in the head": Leak(after("head", later, 0.1), "gradient", "head"),
+    "only at one position": embedding(lambda ids, x: (torch.arange(ids.shape[1]) == 7)[:, None] * later(x), "suffix"),
+    "times 1e-12, among the roundings of a Fourier transform": mixing(
+        lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1), x.shape[1], dim=1) + 1e-12 * later(x), "gradient"
+    ),
     "only where a rare token is kept": embedding(
         lambda ids, x: (ids == RARE)[..., None] * later(x), "gradient", vocab_size=LARGE
     ),

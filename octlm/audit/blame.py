@@ -96,8 +96,11 @@ def by_position(subject: Subject, ids: Tensor) -> Callable[[Key, Tensor], Tensor
 
 def steady_outputs(subject: Subject, ids: Tensor) -> set[Key]:
     """Give the outputs whose shape does not depend on which tokens these are, as that of an expert's tokens does."""
-    same = subject.trace(ids[:, :1].expand(-1, ids.shape[1]).contiguous())  # the router sends them all one way
-    return {key for key, tensor in subject.trace(ids).items() if key in same and same[key].shape == tensor.shape}
+    shapes = [
+        {key: tensor.shape for key, tensor in subject.trace(content.contiguous()).items()}
+        for content in (ids, ids.flip(1), ids[:, :1].expand_as(ids), ids[:, -1:].expand_as(ids), ids.roll(1, 1))
+    ]
+    return {key for key, shape in shapes[0].items() if all(other.get(key) == shape for other in shapes)}
 
 
 def laid_out(tensor: Tensor, other: torch.Size | None, rows: int, length: int, other_length: int) -> Tensor | None:
