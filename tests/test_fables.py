@@ -362,21 +362,3 @@ def test_preflight_is_left_out_on_request_only(tmp_path: Path, monkeypatch: pyte
         run(fables(tmp_path, *words), tmp_path / "refused")
     records = run(fables(tmp_path, *words, "train.preflight=false"), tmp_path / "trained")
     assert records[-1]["kind"] == "run_end" and not any(record["kind"] == "audit" for record in records)
-
-
-@pytest.mark.slow
-def test_a_model_that_sees_the_answer_falls_below_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (masks, attention):
-        monkeypatch.setattr(module, "rule", see_all)
-    words = ("optim.name=adamw", "optim.learning_rate=3e-3", "model.positions=rope", "train.steps=200")
-    often = ("train.eval_every=50", "data.val_fraction=0.02", "train.preflight=false", "train.threads=1")
-    config = load_config("fables", [*words, *often, f"data.cache_dir={tmp_path / 'cache'}"])
-    excess = [r["excess_bits_per_byte"] for r in run(config, tmp_path / "run") if r["kind"] == "eval"]
-    assert excess[0] > 0 > excess[-1]
-
-
-@pytest.mark.slow
-def test_an_honest_model_ends_above_the_floor_by_a_quarter_at_most(tmp_path: Path) -> None:
-    words = ("train.steps=300", "train.eval_every=0", "train.threads=1", f"data.cache_dir={tmp_path / 'cache'}")
-    [record] = [r for r in run(load_config("fables", words), tmp_path / "run") if r["kind"] == "eval"]
-    assert 0 < record["excess_bits_per_byte"] <= 0.25 * record["oracle_bits_per_byte"]

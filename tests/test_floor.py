@@ -75,6 +75,15 @@ def test_no_honest_model_of_100_seeds_is_accused(small: tuple[Config, Dataset]) 
 
 
 @pytest.mark.slow
+def test_an_honest_day_1_ends_above_the_floor_by_a_quarter_at_most(tmp_path: Path) -> None:
+    """In half of the recipe's steps: a minute on two cores."""
+    words = ("train.steps=300", "train.eval_every=0", f"data.cache_dir={tmp_path / 'cache'}")
+    train(load_config("fables", words), tmp_path / "run")
+    (scores,) = (record for record in read_records(tmp_path / "run") if record["kind"] == "eval")
+    assert 0 < scores["excess_bits_per_byte"] <= 0.25 * scores["oracle_bits_per_byte"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("positions", "steps"), [("learned", 400), ("rope", 200)])
 def test_day_1_without_its_mask_falls_below_the_floor(
     positions: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
