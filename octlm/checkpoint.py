@@ -169,7 +169,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     path = Path(path)
     if not (path / MANIFEST).is_file():
-        raise ValueError(f"{path}: not a complete checkpoint: no {MANIFEST}")
+        latest = latest_checkpoint(path)
+        hint = f"; it is a run: name one of its checkpoints, such as {latest}" if latest else ""
+        raise ValueError(f"{path}: not a complete checkpoint: no {MANIFEST}{hint}")
     _require_names(path, set(os.listdir(path)), {*FILES, MANIFEST})
     for name in (*FILES, MANIFEST):
         if (path / name).is_symlink() or not (path / name).is_file():

@@ -71,9 +71,11 @@ def choose_start(run_dir: Path, resume: str) -> Path | None:
     present = sorted(p.name for p in run_dir.iterdir() if p.name != LOCK) if run_dir.exists() else []
     latest = latest_checkpoint(run_dir) if present else None
     if resume not in ("auto", "never"):
-        source = Path(resume)
+        source = read_checkpoint(Path(resume)).path  # a wrong path is told first
         if present and (latest is None or latest.resolve() != source.resolve()):
-            raise ValueError(f"{run_dir}: holds another run; give --run-dir a new directory to go on from {source}")
+            own = source.resolve().parent == (run_dir / "checkpoints").resolve()
+            held = f"its latest checkpoint is {latest}" if own else "holds another run"
+            raise ValueError(f"{run_dir}: {held}; give --run-dir a new directory to go on from {source}")
         return source
     if present and resume == "never":
         raise ValueError(f"{run_dir}: not empty; give --run-dir a new directory, or use --resume auto")

@@ -202,8 +202,16 @@ def test_a_named_checkpoint_starts_a_new_directory(whole: tuple[Path, list[dict[
     assert comparable(run(tiny(folder), killed_run_dir))[-10:] == expected[-10:]
     with pytest.raises(ValueError, match="--init-from"):
         run(tiny(folder), folder / "both", resume=str(start), init_from=start)
-    with pytest.raises(ValueError, match="another run"):
-        run(tiny(folder), folder / "run", resume=str(start))
+    for source, message in (
+        (start, "its latest checkpoint is .*step-000020"),
+        (renamed, "holds another run"),
+        (folder / "nowhere", "nowhere: not a complete checkpoint"),
+        (folder / "run", "such as .*step-000020"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(tiny(folder), folder / "run", resume=str(source))
+    with pytest.raises(ValueError, match="such as .*step-000020"):
+        run(tiny(folder), folder / "new", init_from=folder / "run")
 
 
 def test_e10_init_from_takes_weights_only(whole: tuple[Path, list[dict[str, Any]], str]) -> None:
