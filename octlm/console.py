@@ -117,7 +117,7 @@ class Console:
             if found.get(kind, {}).get(key) is not None
         ]
         if (found.get("eval", {}).get("excess_bits_per_byte") or 0) < 0:
-            figures.append("BELOW THE FLOOR: this model sees the answer")
+            figures.append("BELOW THE FLOOR: does it see the answer? scripts/audit.py --only floor tells")
         if figures:
             self.say("  ".join([f"step {step}/{self.steps}", *figures]))
 

@@ -45,7 +45,7 @@ TAGS = {
     ("sample", "text"): "sample",
 }
 
-FLOOR = ("eval/bits_per_byte", "eval/oracle_bits_per_byte")  # one chart of both: the floor is the level line
+CHART = ("eval/bits_per_byte", "eval/oracle_bits_per_byte")  # one chart of both: the floor is the level line
 
 Record = dict[str, Any]
 
@@ -86,8 +86,8 @@ class Metrics:
         self.records.append(record)
         tagged = {TAGS[kind, name]: value for name, value in record.items() if (kind, name) in TAGS}
         with naming(self._run_dir):
-            if FLOOR[1] in tagged and not charted:
-                self._tensorboard().add_custom_scalars_multilinechart(list(FLOOR), "eval", "bits_per_byte")
+            if CHART[1] in tagged and not charted:
+                self._tensorboard().add_custom_scalars_multilinechart(list(CHART), "eval", "bits_per_byte")
             for tag, value in tagged.items():
                 if isinstance(value, str):
                     # Four blanks make a line of Markdown literal: underscores and line ends of code stay.

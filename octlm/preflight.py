@@ -1,6 +1,6 @@
 """Is this model worth training? Three claims, tested before step 1, on copies.
 
-loss         the first loss is at most ln V + dim x 0.02^2 / 2 + 0.1 nats: logits of variance dim x 0.02^2 cost half
+loss         the first loss is within dim x 0.02^2 / 2 + 0.1 nats of ln V: logits of variance dim x 0.02^2 cost half
              of it more than the uniform guess (pre-norm; post-norm starts higher and is told, not refused)
 gradient     every parameter gets one, after one step where an output starts at zero
 causality    with randomised parameters, since at an initialisation of 0.02 most leaks are smaller than a rounding,
@@ -27,7 +27,7 @@ def preflight(model: Decoder, device: torch.device, *, fresh: bool = True) -> li
         return []
     findings = [
         health(model, config.vocab_size, config.context_length, parts=[part], loss_margin=margin(config), device=device)
-        for part in ("loss", "gradient")[not fresh :]
+        for part in (["loss", "gradient"] if fresh else ["gradient"])
     ]
     if config.context_length > 1:
         twin = randomise(copy.deepcopy(model))

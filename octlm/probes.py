@@ -30,7 +30,7 @@ class Validation(NamedTuple):
     oracle_bits_per_byte: float | None = None  # of a model that knows the true probabilities
 
     def figures(self) -> dict[str, float]:
-        """Give what a record shows; a negative excess is no skill, but a sight of the answer."""
+        """Give what a record shows; a negative excess is hardly skill (octlm/audit/floor.py weighs it)."""
         found = {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
         if self.oracle_bits_per_byte is not None:
             found["oracle_bits_per_byte"] = self.oracle_bits_per_byte
@@ -79,8 +79,8 @@ def validate(
 def log_probabilities(model: Decoder, tokenizer: Tokenizer, texts: Iterable[str]) -> list[float]:
     """Give the natural logarithm of each text's probability as a whole document, its end included, in float64.
 
-    Every token counts once, the first after an end of text; a window holds context_length tokens, and a token of the
-    next window does not read the last one. The model is in eval mode.
+    Every token counts once, the first after an end of text; windows of context_length tokens do not see each other.
+    The model is in eval mode.
     """
     length, device = model.config.context_length, model.embed.weight.device
     found = []

@@ -57,6 +57,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     args = parser().parse_intermixed_args(arguments)
+    for name, least in (("vocab_size", 2), ("length", 2)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least {least}")
     if args.overrides and args.config is None:
         raise ValueError(f"unexpected argument {args.overrides[0]!r}: key=value belongs to --config")
     import torch
@@ -125,7 +128,6 @@ def octlm_audits(args: argparse.Namespace) -> Audits:
     )
     other.load_state_dict(wild.state_dict())
     ids = torch.randint(shape.vocab_size, (2, length), generator=torch.Generator().manual_seed(1))
-    deep = max(shape.n_layers, 1)
 
     def data() -> Dataset:
         return prepare(config, show_progress=sys.stderr.isatty())
@@ -144,7 +146,10 @@ def octlm_audits(args: argparse.Namespace) -> Audits:
         "cache": lambda: audit.cache(wild, octlm_step(wild, length), ids),
         "parity of naive and sdpa": lambda: audit.parity(wild, other.eval(), [ids], 1e-4, 1e-4),
         "health": lambda: audit.health(
-            fresh, *sizes, loss_margin=margin(shape), residual_scale=1 / math.sqrt(2 * deep) if shape.n_layers else None
+            fresh,
+            *sizes,
+            loss_margin=margin(shape),
+            residual_scale=(2 * shape.n_layers) ** -0.5 if shape.n_layers else None,
         ),
         "targets": targets,
         "resume": lambda: interrupted(config, data()),
@@ -165,20 +170,23 @@ def octlm_step(model: Any, length: int) -> Callable[[torch.Tensor, Any], tuple[t
 
 
 def masks(model: Any, ids: torch.Tensor) -> Finding:
-    """Compare what each position reads with what the layers' masks allow, multiplied."""
+    """Compare what each position reads with the boolean product of the layers' masks, their rule written out anew."""
     import copy
 
     import torch
 
     from octlm.audit import Finding, dependency
-    from octlm.model import attention_mask
 
     twin = copy.deepcopy(model).double()
     length = ids.shape[1]
-    declared = torch.eye(length, dtype=torch.bool)
+    declared = torch.eye(length)
     for window, stride in zip(model.config.windows, model.config.strides, strict=True):
-        declared = (attention_mask(length, window, stride)[0, 0].double() @ declared.double()) > 0
-    wrong = (dependency(twin, twin.embed, ids) != declared).nonzero()
+        allowed = [
+            [k <= q and (not window or q - k < window or (stride > 0 and k % stride == 0)) for k in range(length)]
+            for q in range(length)
+        ]
+        declared = ((torch.tensor(allowed).float() @ declared) > 0).float()
+    wrong = (dependency(twin, twin.embed, ids) != declared.bool()).nonzero()
     where = "" if not len(wrong) else f"logits[{int(wrong[0, 0])}] and token {int(wrong[0, 1])}"
     return Finding("each position reads what its masks say", not where, float(len(wrong)), 0.0, where, length**2)
 
@@ -225,13 +233,12 @@ def interrupted(config: Config, dataset: Dataset) -> Finding:
 
 
 def known_floor(trained: Run) -> Finding:
-    """Score fresh fables, none of which the model can have seen, and weigh them against their exact probability."""
+    """Score fresh fables, of a seed that no run can have, and weigh them against their exact probability."""
     from octlm.audit import floor
     from octlm.corpus.fables import tell
     from octlm.probes import log_probabilities
 
-    data = trained.config.data
-    stories = [tell(data.seed, number) for number in range(data.stories, data.stories + TEXTS)]
+    stories = [tell(-1, number) for number in range(TEXTS)]
     log_q = log_probabilities(trained.model, trained.tokenizer, [story.text for story in stories])
     return floor(log_q, [story.log2_probability * math.log(2) for story in stories])
 
@@ -250,7 +257,7 @@ def foreign_audits(args: argparse.Namespace) -> Audits:
         raise ValueError(f"--model {args.model}: makes {type(model).__name__}, not a module from ids to logits")
     vocab_size = args.vocab_size or said(model, "vocab_size") or table_size(model)
     if not vocab_size:
-        raise ValueError(f"--model {args.model}: nothing says how many ids it has: give --vocab-size")
+        raise ValueError(f"{args.hf or args.model}: nothing says how many ids it has: give --vocab-size")
     length = args.length or min(
         LENGTH, said(model, "max_position_embeddings", "context_length", "n_positions") or LENGTH
     )

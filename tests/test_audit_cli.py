@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from octlm.model import masks
+from octlm.checkpoint import Checkpoint
+from octlm.data import Dataset
+from octlm.model import Decoder, KVCache, attention, masks
+from octlm.model.decoder import Block
 from scripts import audit
 from tests.runs import run, tiny
 
@@ -76,6 +79,50 @@ def test_a_leak_in_the_mask_is_named(capsys: pytest.CaptureFixture[str], monkeyp
     assert where.startswith("suffix: layers.0.attention.attend.weights: logits["), where
 
 
+def broken_masks(patch: pytest.MonkeyPatch) -> None:
+    right = masks.rule
+    patch.setattr(masks, "rule", lambda query, key, window=0, stride=0: right(query, key, window, stride) & (key != 1))
+
+
+def broken_fused(patch: pytest.MonkeyPatch) -> None:
+    right = attention.F.scaled_dot_product_attention
+    patch.setattr(attention.F, "scaled_dot_product_attention", lambda *a, **k: right(*a, **k) * 1.01)
+
+
+def broken_cache(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Decoder, "new_cache", lambda self, *sizes: KVCache(self.config, *sizes, dtype=torch.bfloat16))
+
+
+def broken_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Block, "residual_writers", lambda self: (self.attention.v_proj, self.mlp.down_proj))
+
+
+def broken_targets(patch: pytest.MonkeyPatch) -> None:
+    right = Dataset.batch
+    patch.setattr(Dataset, "batch", lambda *a: right(*a)._replace(targets=right(*a).ids))
+
+
+def broken_resume(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Checkpoint, "load_optimizer", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "place"),
+    [("masks", broken_masks, "logits[2] and token 1"), ("parity of naive and sdpa", broken_fused, "element"),
+     ("cache", broken_cache, ""), ("health", broken_start, "o_proj x 2"), ("targets", broken_targets, "not shifted"),
+     ("resume", broken_resume, "losses[")],
+)  # fmt: skip
+def test_each_claim_of_a_run_can_fail(
+    name: str, fault: Any, place: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(tiny(tmp_path, "model.dim=64").to_yaml())
+    assert table(capsys, "--config", str(path), "--only", name)[0] == 0
+    fault(monkeypatch)
+    code, found = table(capsys, "--config", str(path), "--only", name)
+    assert code == 1 and place in found[name]["where"], found
+
+
 def test_anyones_module_is_audited_by_its_name(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = table(capsys, "--model", "foreign_readers:clean", "--only", "causality")
     assert code == 0 and found["causality"]["ok"]
@@ -97,6 +144,7 @@ def test_anyones_module_is_audited_by_its_name(factories: Path, capsys: pytest.C
         (["--model", "foreign_readers:number"], "int"),
         (["--model", "foreign_readers:clean", "--only", "floor"], "there are causality, health"),
         (["--model", "foreign_readers:clean", "model.dim=3"], "key=value belongs to --config"),
+        (["--model", "foreign_readers:clean", "--length", "0"], "--length 0: must be at least 2"),
         (["--hf", "nowhere"], "no config.json"),
         (["--run", "nowhere"], "nowhere"),
         (["--config", "day0"], "day0"),

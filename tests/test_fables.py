@@ -335,7 +335,7 @@ def test_tensorboard_has_one_chart_of_the_curve_and_its_floor(recorded: tuple[Pa
     [event] = events.Tensors("custom_scalars__config__")
     [category] = Layout.FromString(event.tensor_proto.string_val[0]).category
     [chart] = category.chart
-    assert list(chart.multiline.tag) == [*metrics.FLOOR]
+    assert list(chart.multiline.tag) == [*metrics.CHART]
 
 
 def test_the_console_says_in_words_that_a_model_is_below_the_floor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,7 +346,7 @@ def test_the_console_says_in_words_that_a_model_is_below_the_floor(capsys: pytes
         console.report(6, [{"kind": "eval", **Validation(1.0, 0.125, 9).figures()}])
     above, at, below, without = capsys.readouterr().out.splitlines()
     assert "bits/byte 0.3750  floor 0.2500  excess +0.1250" in above and "excess +0.0000" in at
-    assert "excess -0.1250  BELOW THE FLOOR: this model sees the answer" in below
+    assert "excess -0.1250  BELOW THE FLOOR: does it see the answer?" in below
     assert not any("BELOW" in line for line in (above, at, without)) and "floor" not in without
 
 

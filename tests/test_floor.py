@@ -31,7 +31,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Dataset]:
     return config, prepare(config)
 
 
-def convicted(config: Config, dataset: Dataset, seed: int, steps: int) -> tuple[Finding, float]:
+def trained_verdict(config: Config, dataset: Dataset, seed: int, steps: int) -> tuple[Finding, float]:
     """Train one small model; give the verdict on fresh stories, and the last loss in nats per token."""
     torch.manual_seed(seed)
     model = Decoder(config.model)
@@ -60,17 +60,17 @@ def test_a_model_that_reads_ahead_is_convicted_and_an_honest_one_is_not(
     small: tuple[Config, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, dataset = small
-    honest, loss = convicted(config, dataset, 0, 60)
+    honest, loss = trained_verdict(config, dataset, 0, 60)
     assert honest.ok and honest.worst < 1e-6 and loss < 4, (honest, loss)
     monkeypatch.setattr(masks, "rule", reads_ahead)
-    leaky, _ = convicted(config, dataset, 0, 250)
+    leaky, _ = trained_verdict(config, dataset, 0, 250)
     assert not leaky.ok and leaky.worst > 1e6, leaky
 
 
 @pytest.mark.slow
 def test_no_honest_model_of_100_seeds_is_accused(small: tuple[Config, Dataset]) -> None:
     for seed in range(100):
-        finding, _ = convicted(*small, seed, 40)
+        finding, _ = trained_verdict(*small, seed, 40)
         assert finding.ok, (seed, finding)
 
 
@@ -102,7 +102,7 @@ def test_day_1_without_its_mask_falls_below_the_floor(
 
 
 def test_every_token_of_a_text_is_scored(small: tuple[Config, Dataset]) -> None:
-    """A uniform model scores every token of every text, the end included, at ln V; a window of one leaves none out."""
+    """A uniform model scores every token of every text, the end included, at ln V."""
     config, dataset = small
     model = Decoder(config.model)
     with torch.no_grad():

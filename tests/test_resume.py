@@ -210,7 +210,7 @@ def test_a_named_checkpoint_starts_a_new_directory(whole: tuple[Path, list[dict[
     ):
         with pytest.raises(ValueError, match=message):
             run(tiny(folder), folder / "run", resume=str(source))
-    with pytest.raises(ValueError, match="such as .*step-000020"):
+    with pytest.raises(ValueError, match=r"such as .*step-000020"):
         run(tiny(folder), folder / "new", init_from=folder / "run")
 
 

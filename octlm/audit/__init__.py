@@ -18,7 +18,8 @@ from octlm.audit.dependency import dependency
 from octlm.audit.finding import Finding
 from octlm.audit.floor import floor
 from octlm.audit.health import health
-from octlm.audit.parity import parity, targets
+from octlm.audit.parity import parity
 from octlm.audit.resume import resume
+from octlm.audit.targets import targets
 
 __all__ = ["Finding", "cache", "causality", "dependency", "floor", "health", "parity", "resume", "targets"]

@@ -1,16 +1,13 @@
 """Which module is guilty? The first, in the order in which modules finish, that gives out what it must not."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from octlm.audit.gradients import cotangent, embedded_logits, later_gradient
-from octlm.audit.subject import Key, NotJudged, Subject, floats, scale
-
-WHOLE = "<model>"  # no module inside it, or none of which hooks see the output
+from octlm.audit.gradients import cotangent, embedded_logits, gradient_by_token
+from octlm.audit.subject import WHOLE, Key, NotJudged, Subject, floats, scale
 
 
 @torch.no_grad()
@@ -29,13 +26,16 @@ def first_changed(subject: Subject, ids: Tensor, changed: Tensor, kept: Tensor, 
         if before is not None and after is not None:
             moved = apart(before, after).amax(dim=-1).masked_fill(~kept.to(before.device), 0)
             if bool((moved > tolerance * scale(old)).any()):
-                return named(key)
+                return key[0]
     return None
 
 
 @torch.no_grad()
 def first_by_length(subject: Subject, ids: Tensor, length: int, tolerance: float) -> str:
-    """Name the first module that gives a prefix of this length something else than the same inside all of ids."""
+    """Name the first module that gives a prefix of this length something else than the same inside all of ids.
+
+    tolerance is in units of the module's largest number, or of 1.
+    """
     steady = steady_outputs(subject, ids)
     a, b = subject.trace(ids), subject.trace(ids[:, :length])
     rows, total = ids.shape
@@ -47,8 +47,8 @@ def first_by_length(subject: Subject, ids: Tensor, length: int, tolerance: float
         short = laid_out(new, old.shape, rows, length, total)
         if long is None or short is None or long.shape[2] != short.shape[2]:
             continue
-        if not difference(long[:, :length], short) <= tolerance:
-            return named(key)
+        if not difference(long[:, :length], short) <= tolerance * scale(old):
+            return key[0]
     return WHOLE
 
 
@@ -57,30 +57,20 @@ def first_reader(subject: Subject, embed: nn.Module | None, ids: Tensor, kept: T
     layout = by_position(subject, ids)
     outputs: list[tuple[Key, Tensor]] = []
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            outputs.extend(((name, i), tensor) for i, tensor in enumerate(floats(output)))
+    def keep(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        outputs.extend(((name, i), tensor) for i, tensor in enumerate(floats(output)))
 
-        return hook
-
-    with ExitStack() as hooks:
-        for name, module in subject.modules.items():
-            hooks.callback(module.register_forward_hook(keep(name)).remove)
+    with subject.watch(keep):
         _, embedded = embedded_logits(subject, embed, ids)
     generator = torch.Generator().manual_seed(0)
     for key, tensor in outputs:
         output = layout(key, tensor) if tensor.requires_grad else None
         if output is not None:
             here = kept.to(output.device)
-            gradient = later_gradient(output, cotangent(output, here, generator), embedded, ids.shape)
+            gradient = gradient_by_token(output, cotangent(output, here, generator), embedded, ids.shape)
             if bool(gradient.masked_fill(here, 0).any()):
-                return named(key)
+                return key[0]
     return WHOLE
-
-
-def named(key: Key) -> str:
-    """Write a module's name; the whole model has none of its own."""
-    return WHOLE if key[0] in ("", "<logits>") else key[0]
 
 
 def by_position(subject: Subject, ids: Tensor) -> Callable[[Key, Tensor], Tensor | None]:

@@ -25,8 +25,11 @@ Step = Callable[[Tensor, Any], tuple[Any, Any]]
 def cache(full: Callable[..., Any], step: Step, ids: Tensor, *, tolerance: float | None = None) -> Finding:
     """Compare full(ids) -> logits with step(new ids, state) -> (their logits, state), state None at the start.
 
-    ids (B, T) with T of at least 2; both models in eval mode. `tolerance` is in units of the largest logit.
+    Both in eval mode. `tolerance` is in units of the largest logit, or of 1. Raises ValueError unless ids are (B, T)
+    with T of at least 2.
     """
+    if ids.dim() != 2 or ids.shape[1] < 2:
+        raise ValueError(f"cache: ids {tuple(ids.shape)}: need (B, T) with T >= 2")
     others = ids.flip(1)  # another sequence of the same shape
     try:
         logits, other_logits = Subject(full)(ids), Subject(full)(others)
@@ -49,12 +52,12 @@ def cache(full: Callable[..., Any], step: Step, ids: Tensor, *, tolerance: float
     return Finding(CLAIM, worst <= bound, worst, bound, where if worst > bound else "", cases)
 
 
-def chunkings(length: int) -> Iterator[list[int]]:
-    """Give ways to cut a sequence: whole, token by token, halves, a prompt and then tokens, ragged."""
+def chunkings(length: int) -> list[list[int]]:
+    """List ways to cut a sequence: whole, token by token, halves, a prompt and then tokens, ragged."""
     ways = [[length], [1] * length, [length // 2, length - length // 2], [length - 1, 1]]
     if length > 4:
         ways += [[length - 3, 1, 1, 1], [1, 3, length - 4]]
-    yield from ways
+    return [way for i, way in enumerate(ways) if way not in ways[:i]]
 
 
 def decode(step: Step, ids: Tensor, sizes: list[int]) -> Iterator[Tensor]:

@@ -5,7 +5,8 @@ Five parts, since each is blind where another sees:
 suffix    every token after t is replaced, and the logits up to t compared bit for bit. Every id of the vocabulary (or a
           sample) stands both as the last kept and as the first replacing token, so a leak gated by a rare token shows
 gradient  d logits[<= t] / d embedding[> t] is exactly zero, under a random cotangent, since a plain sum can cancel: it
-          sees leaks too small to move a rounded logit
+          sees leaks too small to move a rounded logit. One that all but vanishes in float64 is a rounding (of a Fourier
+          transform, say) and no leak
 length    a prefix alone has the logits that it has inside a longer input, in float64, since float32 kernels regroup:
           positions counted from the end, division by the length, statistics over the sequence
 rows      the other rows' content changes nothing: batch statistics, expert capacity, packed rows
@@ -22,16 +23,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from octlm.audit.blame import WHOLE, apart, difference, first_by_length, first_changed, first_reader, named
+from octlm.audit.blame import apart, difference, first_by_length, first_changed, first_reader
 from octlm.audit.finding import Finding
-from octlm.audit.gradients import cotangent, embedded_logits, later_gradient
-from octlm.audit.subject import Key, NotJudged, Subject, eval_mode, in_float64, scale
+from octlm.audit.gradients import cotangent, embedded_logits, gradient_by_token
+from octlm.audit.subject import LOGITS, WHOLE, Key, NotJudged, Subject, eval_mode, in_float64, scale
 
 CLAIM = "no logit depends on a later token, another row or an earlier call"
 EXACT = 1e-9  # in float64, of the largest logit or of 1
 SHRINKS = 1e-7  # what float64 leaves of a rounding of float32: 2^-29 and some; a leak stays as it is
 ROUNDING = 1e-4  # what regrouped float32 sums may differ by, of the largest logit or of 1
-COVER_LENGTH, COVER_TOKENS = 16, 1 << 16  # of the rows that cover the vocabulary: of each at least, of all at most
+COVER_LENGTH, COVER_TOKENS = 16, 1 << 16  # of the rows that cover the vocabulary: of each at least, of all about
+SMALL, SAMPLE = 4096, 1024  # a vocabulary of which every id is tried, and how many of a larger one
 CHUNK = 1 << 25  # logits held at once
 ROWS = 3
 
@@ -60,15 +62,16 @@ def causality(
     embed: nn.Module | None = None,
     device: torch.device | str | None = None,
     cuts: int = 128,
-    ids: int = 4096,
+    ids: int | None = None,
     seed: int = 0,
 ) -> Finding:
     """Test a model from ids (B, T <= length) to logits (B, T, V) in eval mode; its own modes come back afterwards.
 
     embed is the module that embeds the tokens (None: every lookup of the ids in a table is taken); cuts, at how many
     places a future is changed, evenly spread, the ends included (at most length - 1: all); ids, how many of the
-    vocabulary stand at a cut. What it can miss: a leak between two cuts, or behind a gate on a pair of tokens; and a
-    model whose earlier positions hardly influence later ones hides its leaks: audit randomised or trained weights.
+    vocabulary stand at a cut (None: every one of a small vocabulary). What it can miss: a leak between two cuts, or
+    behind a gate on a pair of tokens. A model whose earlier positions hardly influence later ones hides its leaks:
+    audit randomised or trained weights.
     Raises ValueError for a length or vocabulary below 2.
     """
     if length < 2 or vocab_size < 2:
@@ -91,11 +94,12 @@ class Audit:
         vocab_size: int,
         length: int,
         cuts: int,
-        ids: int,
+        ids: int | None,
         generator: torch.Generator,
     ) -> None:
         self.subject, self.embed = subject, embed
         self.vocab_size, self.length, self.generator = vocab_size, length, generator
+        ids = (vocab_size if vocab_size <= SMALL else SAMPLE) if ids is None else ids
         self.n_ids = max(2, min(ids, vocab_size))
         self.cuts = torch.linspace(0, length - 2, min(cuts, length - 1)).long().unique()
         self.same = self.draw(2, length)
@@ -133,14 +137,15 @@ class Audit:
         pairs = [(self.before, first, 0.0), (first, second, 0.0)]
         if copied:
             copied(self.other(self.same))
-            pairs.append((first, copied.trace(self.same), ROUNDING * scale(first["<logits>", 0])))  # other addresses
+            pairs.append((first, copied.trace(self.same), ROUNDING))  # a copy lies at other addresses
         for earlier, again, tolerance in pairs:
             self.cases += 1
-            worst = difference(earlier["<logits>", 0], again["<logits>", 0])
-            if worst > tolerance:
-                moved = (k for k, a in earlier.items() if k not in again or difference(a, again[k]) > tolerance)
-                what = f"{named(next(moved))}: the same ids after other calls change the logits by {worst:.3g}"
-                return Leak(worst, tolerance, what)
+            logits = earlier[LOGITS]
+            worst = difference(logits, again[LOGITS])
+            if worst > tolerance * scale(logits):
+                moved = (k for k, a in earlier.items() if k not in again or differs(a, again[k], tolerance))
+                what = f"{next(moved)[0]}: the same ids in another call change the logits by {worst:.3g}"
+                return Leak(worst, tolerance * scale(logits), what)
         return None
 
     def suffix(self) -> Leak | None:
@@ -171,7 +176,7 @@ class Audit:
         logits, embedded = embedded_logits(subject, embed, pair.ids)
         kept = pair.kept.to(logits.device)
         drawn = cotangent(logits, kept, self.generator) if drawn is None else drawn.to(logits)
-        return later_gradient(logits, drawn, embedded, pair.ids.shape).masked_fill(kept, 0), drawn
+        return gradient_by_token(logits, drawn, embedded, pair.ids.shape).masked_fill(kept, 0), drawn
 
     def shrinks(self, worst: float, pair: Pair, drawn: Tensor) -> bool:
         """Say whether a gradient is a rounding, as a Fourier transform's is: in float64 next to nothing is left."""
@@ -200,7 +205,7 @@ class Audit:
                 raise NotJudged(f"a fixed length? With {cut + 1} of {self.length} tokens {reason}") from None
             worst = difference(full[:, : cut + 1], alone)
             if not worst <= tolerance:
-                name = first_by_length(twin, ids, cut + 1, tolerance)
+                name = first_by_length(twin, ids, cut + 1, EXACT)
                 what = f"{name}: logits up to {cut} change by {worst:.3g} when {self.length} tokens are there"
                 return Leak(worst, tolerance, what)
         return None
@@ -221,13 +226,13 @@ class Audit:
         yield self.suffix_pair(self.draw(1, self.length), torch.tensor([middle]))
         for _ in range(2):  # two replacements
             yield from self.portions(self.suffix_pair(self.draw(len(self.cuts), self.length), self.cuts))
-        length = max(COVER_LENGTH, COVER_TOKENS // self.n_ids) if self.takes_shorter() else self.length
+        length = max(COVER_LENGTH, COVER_TOKENS // self.vocab_size) if self.takes_shorter() else self.length
         length = min(length, self.length)
         kept, new = self.covering(), self.covering()
         cut = torch.arange(self.n_ids) % (length - 1)
         ids = self.draw(self.n_ids, length).scatter(1, cut[:, None], kept[:, None])
         changed = self.other(ids).scatter(1, cut[:, None] + 1, new[:, None])
-        ids = torch.where(ids == changed, (ids + 1) % self.vocab_size, ids)  # never at the cut: it is not in changed
+        ids = torch.where(ids == changed, (ids + 1) % self.vocab_size, ids)  # only at cut + 1: elsewhere they differ
         later = torch.arange(length) > cut[:, None]
         yield from self.portions(Pair(ids, torch.where(later, changed, ids), ~later))
 
@@ -299,6 +304,11 @@ class Audit:
             doubt = f"{self.guilty(pair)}: logits differ by {worst:.3g}, which may be rounding, and in float64"
             raise NotJudged(f"{doubt} {reason}") from None
         return difference(a[pair.kept.to(a.device)], b[pair.kept.to(b.device)]) <= EXACT * scale(a)
+
+
+def differs(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Say whether two outputs of a module differ, the tolerance in units of its largest number, or of 1."""
+    return a.shape != b.shape or difference(a, b) > tolerance * scale(a)
 
 
 def last_kept(pair: Pair, row: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octlm.audit.gradients import cotangent, embedded_logits, later_gradient
+from octlm.audit.gradients import cotangent, embedded_logits, gradient_by_token
 from octlm.audit.subject import Subject, eval_mode
 
 
@@ -24,6 +24,6 @@ def dependency(model: Callable[..., Any], embed: nn.Module | None, ids: Tensor) 
     for t in range(ids.shape[1]):
         here = torch.zeros(ids.shape, dtype=torch.bool, device=logits.device)
         here[:, t] = True
-        gradient = later_gradient(logits, cotangent(logits, here, generator), embedded, ids.shape)  # (B, T)
+        gradient = gradient_by_token(logits, cotangent(logits, here, generator), embedded, ids.shape)  # (B, T)
         reads.append((gradient != 0).any(dim=0))
     return torch.stack(reads).cpu()

@@ -44,14 +44,14 @@ def embedded_logits(subject: Subject, embed: nn.Module | None, ids: Tensor) -> t
 
     Without `embed` every lookup of exactly these ids counts. Raises NotJudged where there was none.
     """
-    ids = ids.to(subject.device)
     embedded: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         embedded.append(output.detach().requires_grad_())
         return embedded[-1].clone()
 
-    with torch.enable_grad(), ExitStack() as stack:
+    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
+        ids = ids.to(subject.device).clone()  # one made in inference mode cannot be saved for a gradient
         if embed is None:
             embedded = stack.enter_context(Lookups(ids)).embedded
         else:
@@ -65,7 +65,7 @@ def embedded_logits(subject: Subject, embed: nn.Module | None, ids: Tensor) -> t
     return logits, embedded
 
 
-def later_gradient(output: Tensor, cotangent: Tensor, embedded: list[Tensor], shape: torch.Size) -> Tensor:
+def gradient_by_token(output: Tensor, cotangent: Tensor, embedded: list[Tensor], shape: torch.Size) -> Tensor:
     """Give max |d (cotangent . output) / d embedding| for each token: (B, T); raises NotJudged for odd calls."""
     gradients = torch.autograd.grad(output, embedded, cotangent, allow_unused=True, retain_graph=True)
     rows, length = shape
@@ -78,6 +78,9 @@ def later_gradient(output: Tensor, cotangent: Tensor, embedded: list[Tensor], sh
 
 
 def cotangent(output: Tensor, kept: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a cotangent for an output (B, T, ...), zero where it is not kept (B, T); on the CPU, then moved."""
-    drawn = torch.randn(output.shape, generator=generator).to(output)
-    return drawn * kept.view(*kept.shape, *[1] * (output.dim() - 2))
+    """Draw a cotangent for an output (B, T, V), zero where it is not kept (B, T); on the CPU, then moved.
+
+    The product of one number for each (b, t) and one for each v: as general, for what it shall not miss, as V numbers.
+    """
+    weights = torch.randn(output.shape[2:], generator=generator).to(output)
+    return kept[..., None] * torch.randn(*kept.shape, 1, generator=generator).to(output) * weights

@@ -11,7 +11,6 @@ residual  the matrices that write to the residual stream, found by watching what
 import copy
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from octlm.audit.blame import difference
 from octlm.audit.finding import Finding
-from octlm.audit.subject import NotJudged, Subject, eval_mode
+from octlm.audit.subject import NotJudged, Subject
 
 LOSS_TOKENS = 512  # at least, for the first loss
 BLOCK = 32  # tokens of the batch that is learned by heart
 MEMORY_STEPS, MEMORY_SHARE = 300, 0.1  # updates at most, to this share of the first loss
-DRAWN = 0.15  # how far a matrix may be from its own scale: more than the chance of 1,000 numbers, less than 1/sqrt(2)
+DRAWN = 0.15  # how far a spread may be from its own: 300 numbers scatter by 0.04, and one layer's scale is 0.29 off
 ADDITIONS = ("add", "__add__", "__radd__", "__iadd__", "add_")
 
 
@@ -57,12 +56,12 @@ def health(
     unknown = [name for name in parts if name not in PARTS]
     if unknown or length < 1 or vocab_size < 2:
         raise ValueError(f"health: parts {unknown or list(parts)}, vocab_size={vocab_size}, length={length}")
-    trial = Trial(vocab_size, length, loss_margin, residual_scale, device, seed)
+    parts = [name for name in parts if name != "residual" or residual_scale is not None]
     measures, faults = [], []
     for name in parts:
-        generator = torch.Generator().manual_seed(seed)
+        trial = Trial(vocab_size, length, loss_margin, residual_scale, device, torch.Generator().manual_seed(seed))
         try:
-            measure = PARTS[name](copy.deepcopy(model).eval(), trial, generator)
+            measure = PARTS[name](copy.deepcopy(model).eval(), trial)
         except NotJudged as reason:
             measure = Measure(math.inf, 0.0, f"not judged: {reason}")
         measures.append(measure)
@@ -83,13 +82,13 @@ class Trial(NamedTuple):
     loss_margin: float
     residual_scale: float | None
     device: torch.device | str | None
-    seed: int
+    generator: torch.Generator
 
 
-def draw(trial: Trial, generator: torch.Generator, tokens: int) -> tuple[Tensor, Tensor]:
+def draw(trial: Trial, tokens: int) -> tuple[Tensor, Tensor]:
     """Draw ids and targets, rows enough for so many tokens."""
     shape = (2, -(-tokens // trial.length), trial.length)
-    ids, targets = torch.randint(trial.vocab_size, shape, generator=generator)
+    ids, targets = torch.randint(trial.vocab_size, shape, generator=trial.generator)
     return ids, targets
 
 
@@ -100,20 +99,20 @@ def loss_of(subject: Subject, ids: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def first_loss(model: nn.Module, trial: Trial, generator: torch.Generator) -> Measure:
+def first_loss(model: nn.Module, trial: Trial) -> Measure:
     """Compare the first loss with ln V."""
-    loss = float(loss_of(Subject(model, trial.device), *draw(trial, generator, LOSS_TOKENS)))
+    loss = float(loss_of(Subject(model, trial.device), *draw(trial, LOSS_TOKENS)))
     even = math.log(trial.vocab_size)
     off = abs(loss - even)
     what = f"{loss:.4f} nats per token, {off:.4f} from ln {trial.vocab_size} = {even:.4f}"
     return Measure(off, trial.loss_margin, what)
 
 
-def gradients(model: nn.Module, trial: Trial, generator: torch.Generator) -> Measure:
+def gradients(model: nn.Module, trial: Trial) -> Measure:
     """Name the parameters that never get a gradient, in two steps at most: an output may start at zero."""
-    without = {name for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ids, targets = draw(trial, generator, trial.length)
+    without = set(trainable(model))
+    optimizer = torch.optim.SGD(trainable(model).values(), lr=0.1)
+    ids, targets = draw(trial, trial.length)
     for _ in range(2):
         optimizer.zero_grad(set_to_none=True)
         loss_of(Subject(model, trial.device), ids, targets).backward()
@@ -124,13 +123,21 @@ def gradients(model: nn.Module, trial: Trial, generator: torch.Generator) -> Mea
     return Measure(len(without), 0.0, f"none in {', '.join(sorted(without))}")
 
 
-def memory(model: nn.Module, trial: Trial, generator: torch.Generator) -> Measure:
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Give the parameters that take a gradient by name; raises NotJudged where there is none."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise NotJudged("no parameter takes a gradient")
+    return found
+
+
+def memory(model: nn.Module, trial: Trial) -> Measure:
     """Learn one short row by heart."""
-    ids, targets = (x[:1, :BLOCK] for x in draw(trial, generator, trial.length))
+    ids, targets = (x[:1, :BLOCK] for x in draw(trial, trial.length))
     subject = Subject(model, trial.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trainable(model).values(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
     first = loss = float(loss_of(subject, ids, targets).detach())
-    for _ in range(MEMORY_STEPS):
+    for _ in range(MEMORY_STEPS + 1):
         optimizer.zero_grad(set_to_none=True)
         value = loss_of(subject, ids, targets)
         loss = float(value.detach())
@@ -144,25 +151,24 @@ def memory(model: nn.Module, trial: Trial, generator: torch.Generator) -> Measur
 
 
 @torch.no_grad()
-def deterministic(model: nn.Module, trial: Trial, generator: torch.Generator) -> Measure:
+def deterministic(model: nn.Module, trial: Trial) -> Measure:
     """Call twice in eval mode."""
-    ids, _ = draw(trial, generator, trial.length)
+    ids, _ = draw(trial, trial.length)
     subject = Subject(model, trial.device)
     worst = difference(subject(ids), subject(ids))
     return Measure(worst, 0.0, f"two calls differ by {worst:.3g}")
 
 
 @torch.no_grad()
-def residual(model: nn.Module, trial: Trial, generator: torch.Generator) -> Measure:
+def residual(model: nn.Module, trial: Trial) -> Measure:
     """Compare the spread of the matrices that write to the residual stream with that of all others."""
-    if trial.residual_scale is None:
-        return Measure(0.0, 0.0, "")
+    assert trial.residual_scale is not None
     matrices = {
         name: float(module.weight.detach().double().std())
         for name, module in model.named_modules()
         if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 2
     }
-    writers = residual_writers(model, trial, generator) & matrices.keys()
+    writers = residual_writers(model, trial) & matrices.keys()
     others = sorted(std for name, std in matrices.items() if name not in writers)
     if not writers or not others:
         raise NotJudged("no matrix was seen to write to a residual stream")
@@ -173,17 +179,14 @@ def residual(model: nn.Module, trial: Trial, generator: torch.Generator) -> Meas
     return Measure(max(abs(ratio - 1) for ratio in off.values()), DRAWN, f"not at its scale: {what}")
 
 
-def residual_writers(model: nn.Module, trial: Trial, generator: torch.Generator) -> set[str]:
+def residual_writers(model: nn.Module, trial: Trial) -> set[str]:
     """Name the modules whose output, dropped out or not, is added to something."""
     made: dict[int, tuple[str, Tensor]] = {}  # the tensors are kept, so that no id is used twice
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                passed = isinstance(module, nn.Dropout | nn.Identity) and args and made.get(id(args[0]))
-                made.setdefault(id(output), (passed[0] if passed else name, output))  # a parent hands on its child's
-
-        return hook
+    def keep(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            passed = isinstance(module, nn.Dropout | nn.Identity) and args and made.get(id(args[0]))
+            made.setdefault(id(output), (passed[0] if passed else name, output))  # a parent hands on its child's
 
     class Additions(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -192,17 +195,14 @@ def residual_writers(model: nn.Module, trial: Trial, generator: torch.Generator)
             return func(*args, **kwargs or {})
 
     writers: set[str] = set()
-    ids, _ = draw(trial, generator, trial.length)
-    with ExitStack() as stack, eval_mode(model):
-        for name, module in model.named_modules():
-            stack.callback(module.register_forward_hook(keep(name)).remove)
-        stack.enter_context(Additions())
-        Subject(model, trial.device)(ids)
+    subject = Subject(model, trial.device)
+    with subject.watch(keep), Additions():
+        subject(draw(trial, trial.length)[0])
     embeddings = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     return writers - embeddings
 
 
-PARTS: dict[str, Callable[[nn.Module, Trial, torch.Generator], Measure]] = {
+PARTS: dict[str, Callable[[nn.Module, Trial], Measure]] = {
     "loss": first_loss,
     "gradient": gradients,
     "memory": memory,

@@ -19,8 +19,8 @@ def resume(session: Session, n: int, k: int) -> Finding:
     """Compare n steps at once with k steps and then n - k more: the losses of every step and the last state.
 
     session(state, steps) -> (state, one loss a step) trains on from a state (None: from the start), which is anything
-    of tensors, numbers, strings, sequences and mappings. Global random generators are moved between the sessions, so
-    one that relies on them shows. Raises ValueError unless 0 < k < n.
+    of tensors, numbers, strings, sequences and mappings. The global random generators of torch and
+    Python are moved between the sessions, so one that relies on them shows. Raises ValueError unless 0 < k < n.
     """
     if not 0 < k < n:
         raise ValueError(f"resume: n={n}, k={k}: need 0 < k < n")

@@ -5,6 +5,8 @@ modules finish (children before parents), so that the first difference between t
 """
 
 import copy
+import functools
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 SHORT_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
+WHOLE = "<model>"  # no module inside it, or none of which hooks see the output
+
 Key = tuple[str, int]  # a module's dotted name, and the number of the tensor among all that it gave out
+LOGITS: Key = (WHOLE, -1)
+Hook = Callable[[str, nn.Module, Any, Any], None]  # (the module's name, it, its arguments, its output)
 
 
 class NotJudged(ValueError):
@@ -32,9 +38,10 @@ class Subject:
         device: torch.device | str | None = None,
         call: Callable[..., Any] | None = None,
     ) -> None:
-        self.model = model  # the hooks sit here
+        self.model = model
         self.call = call or model
-        parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+        self.modules = modules_of(model)  # by dotted name; the hooks sit here
+        parameters = (p for module in self.modules.values() for p in module.parameters(recurse=False))
         self.device = device if device is not None else next((p.device for p in parameters), None)
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -48,6 +55,8 @@ class Subject:
         if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise NotJudged(f"ids {tuple(ids.shape)} give {got}, not logits (B, T, V)")
+        if logits.is_meta or not logits.is_floating_point():
+            raise NotJudged(f"its logits are {logits.dtype} on {logits.device}: no real numbers")
         if bool(logits.isnan().any()):
             raise NotJudged("its logits hold NaN")
         return logits
@@ -55,33 +64,65 @@ class Subject:
     def copied(self) -> "Subject | None":
         """Give a copy with a past of its own; None where there is none to be had."""
         try:
-            return Subject(copy.deepcopy(self.model), self.device) if isinstance(self.model, nn.Module) else None
+            return Subject(copy_of(self.model), self.device)
         except Exception:  # a foreign module's copy may raise anything
             return None
 
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        """Give the modules by dotted name; empty for a plain function."""
-        return dict(self.model.named_modules()) if isinstance(self.model, nn.Module) else {}
+    def watch(self, hook: Hook) -> ExitStack:
+        """Call a hook after every module, in order of completion, until the context that this gives is left."""
+        with ExitStack() as hooks:
+            for name, module in self.modules.items():
+                hooks.callback(module.register_forward_hook(functools.partial(hook, name)).remove)
+            return hooks.pop_all()
 
     def trace(self, ids: Tensor) -> dict[Key, Tensor]:
         """Run once and give a copy of every tensor of floats that a module gave out, in order of completion."""
         seen: dict[Key, Tensor] = {}
         count: Counter[str] = Counter()
 
-        def keep(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
-                for tensor in floats(output):
-                    seen[name or "<model>", count[name]] = tensor.clone()  # a later operation may write in place
-                    count[name] += 1
+        def keep(name: str, module: nn.Module, args: Any, output: Any) -> None:
+            for tensor in floats(output):
+                seen[name, count[name]] = tensor.clone()  # a later operation may write in place
+                count[name] += 1
 
-            return hook
-
-        with ExitStack() as hooks:
-            for name, module in self.modules.items():
-                hooks.callback(module.register_forward_hook(keep(name)).remove)
-            seen["<logits>", 0] = self(ids)
+        with self.watch(keep):
+            seen[LOGITS] = self(ids)
         return seen
+
+
+def parts_of(model: Any) -> list[Any]:
+    """List what a callable that is no module calls or holds."""
+    if isinstance(model, functools.partial):
+        return [model.func, *model.args, *model.keywords.values()]
+    if isinstance(model, types.MethodType):
+        return [model.__self__]
+    if isinstance(model, types.FunctionType):
+        return [*(cell.cell_contents for cell in model.__closure__ or ()), *global_modules(model).values()]
+    return []
+
+
+def global_modules(function: types.FunctionType) -> dict[str, nn.Module]:
+    """Give the modules that a function finds by their global names."""
+    named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    return {name: value for name, value in named.items() if isinstance(value, nn.Module)}
+
+
+def modules_of(model: Any) -> dict[str, nn.Module]:
+    """Give a model's modules by dotted name, itself as <model>; of a function, those that it holds."""
+    if isinstance(model, nn.Module):
+        return {name or WHOLE: module for name, module in model.named_modules()}
+    return {name: module for part in parts_of(model) if callable(part) for name, module in modules_of(part).items()}
+
+
+def copy_of(model: Any) -> Any:
+    """Copy a callable with all that it holds; copy.deepcopy takes a function for a constant."""
+    if not isinstance(model, types.FunctionType):
+        return copy.deepcopy(model)
+    cells = tuple(types.CellType(copy.deepcopy(cell.cell_contents)) for cell in model.__closure__ or ())
+    names = {**model.__globals__, **copy.deepcopy(global_modules(model))}
+    copied = types.FunctionType(model.__code__, names, model.__name__, model.__defaults__, cells)
+    copied.__kwdefaults__ = model.__kwdefaults__
+    return copied
 
 
 def logits_of(output: Any) -> Any:
@@ -106,7 +147,7 @@ def floats(output: Any) -> Iterator[Tensor]:
 @contextmanager
 def eval_mode(model: Any) -> Iterator[None]:
     """Put every module into eval mode, and back into its own afterwards."""
-    before = {m: m.training for m in model.modules()} if isinstance(model, nn.Module) else {}
+    before = {module: module.training for module in modules_of(model).values()}
     for module in before:
         module.training = False
     try:
@@ -128,13 +169,12 @@ class InFloat64(TorchDispatchMode):
 
 def in_float64(subject: Subject) -> Subject:
     """Give a copy that computes in float64; it, or its calls, raise NotJudged where that cannot be."""
-    model: Any = subject.model
-    if isinstance(model, nn.Module):
-        copied = subject.copied()
-        if copied is None:
-            raise NotJudged("it cannot be copied")
-        model = copied.model
-        model.double()
+    copied = subject.copied()
+    if copied is None:
+        raise NotJudged("it cannot be copied")
+    model = copied.model
+    for module in copied.modules.values():
+        module.double()
 
     def call(ids: Tensor) -> Tensor:
         default = torch.get_default_dtype()

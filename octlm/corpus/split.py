@@ -29,7 +29,7 @@ class Scan:
 
     sha256: str  # over the sha256 of every document, in order
     characters: int
-    sizes: npt.NDArray[np.int64]  # bytes of each document; 16 bytes a document is all that is kept of the text
+    sizes: npt.NDArray[np.int64]  # bytes of each document; 16 to 24 bytes a document is all that is kept of the text
     hashes: npt.NDArray[np.uint64]  # the first 8 bytes of its sha256
     log2_probabilities: npt.NDArray[np.float64]  # of each document; empty where the source knows none
 
