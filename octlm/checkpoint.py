@@ -39,7 +39,8 @@ ABOUT = "octlm"  # the key of our metadata in a safetensors file
 LARGEST_TEXT = 1 << 20  # bytes of a JSON or YAML file; ours have a few thousand
 step_name = "step-{:06d}".format
 STEP_NAME = re.compile(r"step-([0-9]{6,18})")
-TEMPORARY_NAME = re.compile(r"\.(step-[0-9]+|best\.json)\.(tmp|old)-[0-9]+")
+OURS = r"step-[0-9]+(\.txt)?|best\.json|config\.yaml|env\.json|metrics\.jsonl"
+TEMPORARY_NAME = re.compile(rf"\.({OURS})\.(tmp|old)-[0-9]+|\.events\.tmp")
 Optimizers = Optimizer | Sequence[Optimizer]
 
 
@@ -242,10 +243,11 @@ def prune(run_dir: Path, keep: int) -> None:
 
 
 def clean(run_dir: Path) -> None:
-    """Remove what killed processes left half-written or half-deleted."""
-    for entry in sorted(Path(run_dir, "checkpoints").glob(".*")):
-        if TEMPORARY_NAME.fullmatch(entry.name):
-            (shutil.rmtree if entry.is_dir() else os.unlink)(entry)
+    """Remove what killed processes left half-written or half-deleted, anywhere in the run."""
+    for folder in ("", "checkpoints", "samples"):
+        for entry in sorted(Path(run_dir, folder).glob(".*")):
+            if TEMPORARY_NAME.fullmatch(entry.name):
+                (shutil.rmtree if entry.is_dir() else os.unlink)(entry)
 
 
 def load_run(path: str | Path, which: str = "best") -> Run:

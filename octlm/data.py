@@ -79,7 +79,8 @@ def prepare(config: Config, show_progress: bool = False, *, shard_tokens: int = 
     made_from = [source.name, source.licence, source.facts, found.sha256, data.split, data.val_fraction]
     given = load_tokenizer(Path(data.tokenizer_file)) if data.tokenizer_file else None
     if given and given.size > vocab_size:
-        raise ValueError(f"{data.tokenizer_file}: has {given.size} ids: set model.vocab_size={given.size} or more")
+        more = f"has {given.size} ids, more than the vocabulary of {vocab_size}"
+        raise ValueError(f"{data.tokenizer_file}: {more}: set model.vocab_size={given.size} or more")
     tokens = [given.fingerprint] if given else [data.tokenizer, vocab_size]
     asked = [FORMAT, *made_from, *tokens, dtype, shard_tokens]
     cache = cache_directory(data) / "tokens"
@@ -90,6 +91,7 @@ def prepare(config: Config, show_progress: bool = False, *, shard_tokens: int = 
             log.warning("%s: %s; making it anew", entry, fault)
         cache.mkdir(parents=True, exist_ok=True)
         remove_stale(cache)
+        remove_stale(cache.with_name("stdin"))
         temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=cache))
         try:
             with naming(temporary):
@@ -142,7 +144,7 @@ def remove_stale(cache: Path) -> None:
     for left in cache.glob("tmp-*"):
         with suppress(FileNotFoundError):  # another process has finished or removed it
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
 def write_tokens(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from octlm.checkpoint import Checkpoint, clean, latest_checkpoint, read_checkpoint, step_name
+from octlm.checkpoint import TEMPORARY_NAME, Checkpoint, clean, latest_checkpoint, read_checkpoint, step_name
 from octlm.config import RESUMABLE, Config, differing_keys
 from octlm.files import replace
 
@@ -68,7 +68,8 @@ def choose_start(run_dir: Path, resume: str) -> Path | None:
         raise ValueError(f"{run_dir}: not a directory")
     if not str(run_dir).isprintable():  # TensorBoard writes the name as UTF-8
         raise ValueError(f"{str(run_dir)!a}: --run-dir is not printable text in UTF-8")
-    present = sorted(p.name for p in run_dir.iterdir() if p.name != LOCK) if run_dir.exists() else []
+    found = [p.name for p in run_dir.iterdir()] if run_dir.exists() else []
+    present = [name for name in found if name != LOCK and not TEMPORARY_NAME.fullmatch(name)]  # not what a kill left
     latest = latest_checkpoint(run_dir) if present else None
     if resume not in ("auto", "never"):
         source = read_checkpoint(Path(resume)).path  # a wrong path is told first

@@ -29,14 +29,19 @@ def test_a_ring_equals_the_full_pass_long_after_it_turned_over(chunk: int, ids: 
         close(cached, model(ids), 1e-5, f"chunks of {chunk}")
 
 
-def test_a6_cached_windows_equal_full_at_the_lengths_around_them() -> None:
-    model = build({**LONG, "window": 3, "stride": 0})
-    for length in (2, 3, 4, 9):
-        ids = some_ids(1, length)
-        with torch.no_grad():
-            cache = model.new_cache(1, length)
-            cached = torch.cat([model(part, cache) for part in ids.split(1, dim=1)], dim=1)
-            close(cached, model(ids), 1e-5, f"length {length}")
+@pytest.mark.parametrize("attention", ["naive", "sdpa"])
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_a6_cached_windows_equal_full_at_the_lengths_around_them(attention: str, n_layers: int) -> None:
+    for window in (1, 3):
+        model = build({**LONG, "window": window, "stride": 0, "attention": attention, "n_layers": n_layers})
+        for length in (2, 3, 4, 9):
+            ids = some_ids(1, length)
+            for prompt in range(1, length + 1):
+                with torch.no_grad():
+                    cache = model.new_cache(1, length)
+                    sizes = [prompt, *[1] * (length - prompt)]
+                    cached = torch.cat([model(part, cache) for part in ids.split(sizes, dim=1)], dim=1)
+                    close(cached, model(ids), 1e-5, f"length {length}, prompt {prompt}")
 
 
 def test_memory_of_a_windowed_layer_is_bounded_by_window_and_columns(ids: torch.Tensor) -> None:
@@ -89,8 +94,12 @@ def test_truncate_refuses_what_was_evicted_and_changes_nothing(ids: torch.Tensor
             cache.truncate(length)
 
 
-def test_b4_appending_past_max_length_names_both_numbers_and_changes_nothing() -> None:
-    model = build({**LONG, "window": 0, "stride": 0})
+@pytest.mark.parametrize("attention", ["naive", "sdpa"])
+@pytest.mark.parametrize("window", [0, 3, (3, 0, 5)])
+def test_b4_appending_past_max_length_names_both_numbers_and_changes_nothing(
+    attention: str, window: int | tuple[int, ...]
+) -> None:
+    model = build({**LONG, "window": window, "stride": 0, "attention": attention})
     ids = some_ids(1, 9)
     with torch.no_grad():
         cache = model.new_cache(1, 8)
@@ -98,11 +107,14 @@ def test_b4_appending_past_max_length_names_both_numbers_and_changes_nothing() -
             model(ids, cache)
         assert cache.length == 0
         model(ids[:, :8], cache)
-        before = [t.clone() for t in (*cache.keys, *cache.values)]
+        held = [*cache.keys, *cache.values, *(slots.facts for slots in cache.slots.values())]
+        before = [t.clone() for t in held]
         with pytest.raises(ValueError, match=r"8 \+ 1 = 9 tokens exceed max_length 8"):
             model(ids[:, 8:], cache)
         assert cache.length == 8
-        assert all(torch.equal(a, b) for a, b in zip(before, (*cache.keys, *cache.values), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(before, held, strict=True))
+        cache.truncate(7)
+        close(model(ids[:, 7:8], cache), model(ids[:, :8])[:, 7:], 1e-5, "after the refusal")
 
 
 def test_a_failed_pass_leaves_the_cache_as_it_was(ids: torch.Tensor) -> None:
@@ -149,20 +161,21 @@ def test_right_padding_keeps_a_short_row_alive_in_a_ring(ids: torch.Tensor) -> N
         close(step[:1], model(ids[:1, :201])[:, -1:], 1e-5, "row 0")
 
 
-def test_b7_a_cache_of_another_dtype_is_converted() -> None:
-    model = build({**LONG, "window": 0, "stride": 0})
-    ids = some_ids(2, 20)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [0, 4])
+def test_b7_a_cache_of_another_dtype_is_converted(dtype: torch.dtype, window: int) -> None:
+    model = build({**LONG, "window": window, "stride": 0}, dtype)
+    ids = some_ids(2, 120)  # the ring of the window turns over
     with torch.no_grad():
-        full = model(ids)
-        cache = KVCache(model.config, 2, 20, dtype=torch.bfloat16)
-        cached = torch.cat([model(part, cache) for part in ids.split(5, dim=1)], dim=1)
-        assert cached.dtype == torch.float32
-        close(cached, full, 0.03, "bf16 cache")
-        half = build({**LONG, "window": 0, "stride": 0}, torch.bfloat16)
-        cache = KVCache(model.config, 2, 20)
-        cached = torch.cat([half(part, cache) for part in ids.split(5, dim=1)], dim=1)
-        assert cached.dtype == torch.bfloat16
-        close(cached.float(), half(ids).float(), 0.03, "bf16 model")
+        full = model(ids).float()
+        for other in DTYPES:
+            cache = KVCache(model.config, 2, 120, dtype=other)
+            cached = torch.cat([model(part, cache) for part in ids.split([50, *[1] * 20, 50], dim=1)], dim=1)
+            assert cached.dtype == dtype
+            close(cached.float(), full, 1e-5 if dtype == other == torch.float32 else 0.03, f"{other} cache")
 
 
 def test_this_calls_tokens_keep_their_gradient() -> None:

@@ -36,7 +36,12 @@ from octlm.checkpoint import (
 from octlm.config import Config, ModelConfig, OptimConfig, TrainConfig
 from octlm.model import Decoder
 from octlm.optim import build_optimizers
+from octlm.run_directory import open_run
 from octlm.tokenizer import Tokenizer, build_tokenizer
+from tests import generation
+from tests.generation import Call, refused
+
+call = generation.call  # its fixture
 
 SHAPE: dict[str, Any] = {"vocab_size": 260, "context_length": 16, "dim": 32, "n_layers": 2, "n_kv_heads": 2}
 CONFIG = Config(model=ModelConfig(**SHAPE), train=TrainConfig(tokens_per_step=32, micro_batch_size=2))
@@ -164,7 +169,7 @@ def test_equal_states_give_equal_files(save: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64])
-def test_every_layout_of_a_tensor_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_e4_every_layout_of_a_tensor_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     base = torch.arange(24).reshape(2, 3, 4).to(dtype)
     tensors = {
         "plain": base, "transposed": base.permute(2, 0, 1), "strided": base[:, ::2], "empty": base[:0].clone(),
@@ -261,6 +266,41 @@ def test_e1_catches_a_loader_that_is_not_strict(save: Callable[..., Path], monke
         check_strict(save)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors, ()),
+        (lambda tensors: {n: t for n, t in tensors.items() if n != "embed.weight"}, ("missing embed.weight",)),
+        (lambda tensors: tensors | {"extra": torch.ones(1)}, ("unexpected extra",)),
+        (lambda tensors: {"x." + n: t for n, t in tensors.items()}, ("missing embed.weight", "unexpected x.embed")),
+    ],
+)
+def test_e1_no_text_comes_from_weights_of_other_names(
+    change: Callable[[dict[str, Any]], dict[str, Any]], words: tuple[str, ...], save: Callable[..., Path], call: Call
+) -> None:
+    path = save(1)
+    change_tensors(path / "model.safetensors", change)
+    result = call("--run", path, "--prompt", "a", "--max-new-tokens", 8, "--ignore-eot", "--temperature", 0)
+    if words:
+        refused(result, "model.safetensors", *words)
+    else:
+        assert result.code == 0 and result.out, "the whole file speaks"
+
+
+@pytest.mark.parametrize("size", [0, 4, 40, -1])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_e4_a_file_cut_short_is_refused_though_its_hash_is_right(
+    name: str, size: int, save: Callable[..., Path], call: Call
+) -> None:
+    model = decoder()
+    optimizer = adamw(model)
+    train(model, optimizer, 0, 1)
+    path = save(1, model, optimizer)
+    (path / name).write_bytes((path / name).read_bytes()[:size])
+    sign(path)
+    refused(call("--run", path, "--prompt", "a"), name, "not a safetensors file")
+
+
 @pytest.mark.parametrize("tie", [True, False])
 def test_e4_a_shared_tensor_is_stored_once_and_tied_again(tie: bool, save: Callable[..., Path]) -> None:
     model = decoder(tie_head=tie)
@@ -275,9 +315,15 @@ def test_e4_a_shared_tensor_is_stored_once_and_tied_again(tie: bool, save: Calla
 
 
 def test_e5_a_second_copy_of_a_tied_tensor_is_refused(save: Callable[..., Path]) -> None:
-    path = save(1)
+    for other in (1, 0):  # another head, or the same one: the file says what the configuration does not
+        path = save(1)
+        assert load_run(path).config.model.tie_head
+        change_tensors(path / "model.safetensors", lambda t, n=other: t | {"head.weight": t["embed.weight"] + n})
+        refusal(lambda path=path: load_run(path), "unexpected head.weight")
+    path = save(1, tie_head=False)
     change_tensors(path / "model.safetensors", lambda t: t | {"head.weight": t["embed.weight"] + 1})
-    refusal(lambda: load_run(path), "unexpected head.weight")
+    run = load_run(path)  # an untied head may be any
+    assert torch.equal(run.model.head.weight, run.model.embed.weight + 1)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +342,35 @@ def test_e7_another_model_is_refused_by_name(
     refusal(lambda: checkpoint.load_model(other), "model.safetensors", *words)
     refusal(lambda: checkpoint.load_optimizer(fresh, other), "optimizer.safetensors", *words)
     assert not fresh.state
+
+
+@pytest.mark.parametrize(
+    ("section", "changed", "keys"),
+    [
+        ("model", {"n_layers": 3}, "model.n_layers"),
+        ("model", {"tie_head": False}, "model.tie_head"),
+        ("model", {"n_heads": 2, "bias": True}, "model.n_heads, model.bias"),
+        ("optim", {"learning_rate": 0.5}, "optim.learning_rate"),
+        ("optim", {"weight_decay": 0.5, "name": "muon"}, "optim.name, optim.weight_decay"),
+        ("train", {"device": "cpu"}, "train.device"),
+    ],
+)
+def test_e7_e10_another_config_is_not_resumed_and_its_keys_are_named(
+    section: str, changed: dict[str, Any], keys: str, save: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = save(10)
+    (tmp_path / "run" / "config.yaml").write_text(CONFIG.to_yaml())
+    before = {entry: entry.read_bytes() for entry in tmp_path.rglob("*") if entry.is_file()}
+    other = CONFIG.model_copy(update={section: getattr(CONFIG, section).model_copy(update=changed)})
+
+    def resume() -> None:
+        with open_run(tmp_path / "run", other, "auto"):
+            raise AssertionError("training would begin")
+
+    refusal(resume, str(path), f"another {keys};")
+    assert before == {entry: entry.read_bytes() for entry in tmp_path.rglob("*") if entry.is_file()}
+    with open_run(tmp_path / "run", CONFIG, "auto") as checkpoint:
+        assert checkpoint is not None and checkpoint.step == 10
 
 
 def test_e7_the_order_of_parameters_does_not_matter(save: Callable[..., Path]) -> None:
@@ -398,6 +473,43 @@ def test_e2_what_a_kill_left_is_never_resumed_from(save: Callable[..., Path], tm
     assert hidden(tmp_path / "run") == [] and (checkpoints / "notes.txt").exists()
     assert latest_checkpoint(tmp_path / "run") == whole
     clean(tmp_path / "nothing there")
+
+
+LEFT_BEHIND = [".config.yaml.tmp-7", ".env.json.tmp-7", ".metrics.jsonl.tmp-7", ".events.tmp",
+               "samples/.step-000010.txt.tmp-7", "checkpoints/.best.json.tmp-7"]  # fmt: skip
+
+
+def check_that_a_start_removes_what_a_kill_left(run_dir: Path) -> None:
+    """A new run that was killed at its first file, and one with a checkpoint: both go on, without the rest."""
+    (run_dir.parent / "new").mkdir()
+    (run_dir.parent / "new" / ".config.yaml.tmp-7").write_bytes(b"mod")
+    for resume in ("never", "auto"):
+        with open_run(run_dir.parent / "new", CONFIG, resume) as checkpoint:
+            assert checkpoint is None and (run_dir.parent / "new" / "config.yaml").exists()
+        assert sorted(path.name for path in (run_dir.parent / "new").iterdir()) == [".lock", "config.yaml"]
+        (run_dir.parent / "new" / "config.yaml").rename(run_dir.parent / "new" / ".config.yaml.tmp-7")
+    (run_dir / "config.yaml").write_text(CONFIG.to_yaml())
+    (run_dir / "samples").mkdir()
+    for name in (*LEFT_BEHIND, ".mine", "samples/.step-000010.txt.swp"):
+        (run_dir / name).write_bytes(b"torn")
+    with open_run(run_dir, CONFIG, "auto") as checkpoint:
+        assert checkpoint is not None and checkpoint.step == 10
+    assert [name for name in LEFT_BEHIND if (run_dir / name).exists()] == []
+    assert (run_dir / ".mine").exists() and (run_dir / "samples/.step-000010.txt.swp").exists()
+
+
+def test_e2_the_next_start_removes_what_a_kill_left_anywhere(save: Callable[..., Path], tmp_path: Path) -> None:
+    save(10)
+    check_that_a_start_removes_what_a_kill_left(tmp_path / "run")
+
+
+def test_e2_catches_a_start_that_looks_at_the_checkpoints_only(
+    save: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(10)
+    monkeypatch.setattr("octlm.run_directory.clean", lambda run_dir: None)
+    with pytest.raises(AssertionError):
+        check_that_a_start_removes_what_a_kill_left(tmp_path / "run")
 
 
 @contextmanager
@@ -707,6 +819,9 @@ def check_the_best_stays(run_dir: Path) -> None:
     for keep in (0, -2):
         refusal(lambda keep=keep: prune(run_dir, keep), f"train.keep={keep}")
     assert steps_in(run_dir) == [400, 500]
+    for keep in (0, -2):  # and nobody can ask for it
+        with pytest.raises(ValueError, match=r"keep"):
+            TrainConfig(keep=keep)
 
 
 def test_e6_the_newest_and_the_best_stay(tmp_path: Path) -> None:
@@ -774,3 +889,26 @@ def test_e9_no_file_knows_a_device(save: Callable[..., Path]) -> None:
         data = (path / name).read_bytes()
         header = data[8 : 8 + int.from_bytes(data[:8], "little")] if name.endswith("safetensors") else data
         assert not any(word in header for word in (b"cuda", b"cpu", b"mps", b"device"))
+
+
+def test_e9_a_run_of_another_device_loads_here(save: Callable[..., Path], tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = decoder()
+    optimizer = adamw(model)
+    train(model, optimizer, 0, 1)
+    config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"device": "cuda:3"})})
+    path = save_checkpoint(
+        tmp_path / "cuda", 1, model=model, optimizer=optimizer, state={"device": "cuda:3"}, config=config,
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        with safe_open(path / name, "pt") as file:
+            metadata = file.metadata()
+        save_file(load_file(path / name), path / name, metadata | {"device": "cuda:3", "map_location": "cuda:3"})
+    sign(path)
+    run = load_run(path)
+    assert run.config.train.device == "cuda:3" and same(run.model.state_dict(), model.state_dict())
+    fresh = adamw(run.model)
+    read_checkpoint(path).load_optimizer(fresh, run.model)
+    held = state_of(run.model, fresh)
+    assert len(held) == 3 * len(list(model.parameters())) and same(held, state_of(model, optimizer))
+    assert {tensor.device.type for tensor in [*run.model.state_dict().values(), *held.values()]} == {"cpu"}

@@ -125,7 +125,7 @@ def misread(resolve: Callable[[str], Any]) -> list[str]:
     return [word for word, right in WORDS.items() if repr(results[word]) != repr(right)]  # 1 is not True
 
 
-def test_words_are_read_by_the_core_schema_of_yaml_1_2() -> None:
+def test_i2_words_are_read_by_the_core_schema_of_yaml_1_2() -> None:
     assert misread(yaml12.plain) == []
     assert math.isnan(yaml12.plain(".nan"))
     del (words := dict(WORDS))["-"]  # alone it begins a list
@@ -133,7 +133,7 @@ def test_words_are_read_by_the_core_schema_of_yaml_1_2() -> None:
     assert list(map(repr, yaml12.read(text, "x").values())) == list(map(repr, words.values()))
 
 
-def test_the_table_of_words_catches_yaml_1_1() -> None:
+def test_i2_the_table_of_words_catches_yaml_1_1() -> None:
     def yaml11(word: str) -> Any:
         return yaml.safe_load(f"[{word}]")[0] if word not in ("", "=", "-") else word
 
@@ -285,10 +285,31 @@ HOSTILE: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "expected"), HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_recipe_is_refused_in_one_line(
+def test_i1_i2_i4_i5_a_hostile_recipe_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     line = refusal(write(tmp_path, content))
     assert re.search(expected, line), line
     assert line.startswith("x.yaml: ")
+
+
+BOOLEANS = [
+    f"{s}.{k}" for s, schema in SECTIONS.items() for k, f in schema.model_fields.items() if f.annotation is bool
+]
+NO_BOOLEANS = ["yes", "no", "on", "off", "y", "n", "Yes", "OFF", '"false"', "'true'", "0", "1", "2", "1.0", "tRUE"]
+
+
+@pytest.mark.parametrize("key", BOOLEANS)
+def test_i2_only_true_and_false_are_booleans(key: str, tmp_path: Path) -> None:
+    assert len(BOOLEANS) >= 6 and "model.tie_head" in BOOLEANS
+    section, name = key.split(".")
+    for word, right in (("true", True), ("false", False), ("False", False), ("TRUE", True)):
+        by_file = load_config(write(tmp_path, f"{section}: {{{name}: {word}}}"))
+        for config in (by_file, load_config("base", [f"{key}={word}"])):
+            assert getattr(getattr(config, section), name) is right
+    for word in NO_BOOLEANS:
+        line = refusal(write(tmp_path, f"{section}: {{{name}: {word}}}"))
+        assert f"{key}: must be a valid boolean, got " in line and ("only true and" in line or "quotes" in line), line
+        line = refusal("base", (f"{key}={word}",))
+        assert f"{key}={word}: must be a valid boolean, got " in line, line

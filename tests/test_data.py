@@ -17,7 +17,8 @@ from octlm import data as data_module
 from octlm.config import DataConfig
 from octlm.data import Batch, Dataset, TokenFile, document_layout, permutation, prepare
 from octlm.tokenizer import build_tokenizer
-from tests.corpora import config, folder_of
+from tests.corpora import all_ids, config, folder_of
+from tests.variants import build
 
 Folder = Callable[..., Path]
 
@@ -179,37 +180,97 @@ def test_validation_scores_every_token_exactly_once(tokens: Folder, length: int,
     assert all(same(a, b) for a, b in zip(batches, dataset.validation(rows), strict=True))
 
 
-def test_a_real_end_of_text_is_a_target_and_padding_is_not(tokens: Folder) -> None:
-    dataset = Dataset(tokens(list(range(20)), [5, 6, 256, 7, 256]), config(length=4), "here")
+def padding_alone_is_no_target(folder: Path) -> None:
+    dataset = Dataset(folder, config(length=4), "here")
     (batch,) = dataset.validation(8)
     assert batch.ids.tolist() == [[256, 5, 6, 256], [7, 256, 256, 256]]
     assert batch.targets.tolist() == [[5, 6, 256, 7], [256, -1, -1, -1]]
 
 
+def test_d7_a_real_end_of_text_is_a_target_and_padding_is_not(tokens: Folder) -> None:
+    padding_alone_is_no_target(tokens(list(range(20)), [5, 6, 256, 7, 256]))
+    dataset = Dataset(tokens([5, 6, 256] * 20), config(length=5, isolate_documents=True), "here")
+    for batch in (dataset.batch(0, 0), dataset.batch(3, 1)):  # training has no padding: every end is a target
+        assert (batch.targets == 256).any() and batch.targets.min() >= 0
+        assert torch.equal(batch.targets[:, :-1], batch.ids[:, 1:])
+
+
+def test_d7_mutant_masking_by_value(tokens: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Dataset._batch
+
+    def by_value(self: Dataset, ids: Any, targets: Any) -> Batch:
+        return right(self, ids, np.where(targets == self.tokenizer.eot_id, -1, targets))
+
+    monkeypatch.setattr(Dataset, "_batch", by_value)
+    with pytest.raises(AssertionError):
+        padding_alone_is_no_target(tokens(list(range(20)), [5, 6, 256, 7, 256]))
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_d7_prepared_data_has_one_end_of_text_a_document(tmp_path: Path, tokenizer: str) -> None:
+    documents = [f"document {i}\n" * (1 + i % 3) for i in range(20)]
+    asked = config(folder_of(tmp_path / "text", *documents), tmp_path / "cache", length=8, tokenizer=tokenizer)
+    dataset = prepare(asked)
+    eot = dataset.tokenizer.eot_id
+    pieces: list[str] = []
+    for file in (dataset.train, dataset.val):
+        ids = all_ids(file)
+        ends = [i for i, token in enumerate(ids) if token == eot]
+        assert ends[-1] == len(ids) - 1
+        begins = [0, *(end + 1 for end in ends[:-1])]
+        pieces += [dataset.tokenizer.decode(ids[i:j]) for i, j in zip(begins, ends, strict=True)]
+    assert sorted(pieces) == sorted(documents) and len(pieces) == 20
+
+
 # ---- isolation
 
 
-def test_isolated_documents_restart_at_each_end_of_text(tokens: Folder) -> None:
-    one, two = [10, 11, 12, 13, 14], [20, 21, 22, 23, 24, 25, 26]
-    dataset = Dataset(
-        tokens([*one, 256, *two, 256], shard_tokens=4),
-        config(length=13, rows=1, slices=1, isolate_documents=True),
-        "here",
-    )
-    batch = dataset.batch(0, 0)
-    assert batch.positions is not None
-    assert batch.documents is not None
-    assert batch.ids[0].tolist() == [*one, 256, *two]
+def no_target_crosses_a_border(folder: Path) -> None:
+    """A of 4 tokens and its end, B of 6 and its end, in one row of 12, and one token more."""
+    a, b, eot = [10, 11, 12, 13], [20, 21, 22, 23, 24, 25], 256
+    batch = Dataset(folder, config(length=12, rows=1, slices=1, isolate_documents=True), "here").batch(0, 0)
+    assert batch.positions is not None and batch.documents is not None
+    ids, targets = batch.ids[0].tolist(), batch.targets[0].tolist()
+    assert ids == [*a, eot, *b, eot]
     # each is a target once, a document's first token from its own EOT and its EOT from its last: none crosses
-    assert batch.targets[0].tolist() == [*one[1:], 256, *two, 256]
-    assert batch.positions[0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7]
-    assert batch.documents[0].tolist() == [0] * 5 + [1] * 8
+    assert targets == [*a[1:], eot, *b, eot, 30]
+    pairs = list(zip(ids, targets, strict=True))
+    assert (a[-1], b[0]) not in pairs and (a[-1], eot) in pairs and (eot, b[0]) in pairs
+    assert batch.positions[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 0]
+    assert batch.documents[0].tolist() == [0] * 4 + [1] * 7 + [2]
     assert batch.positions.dtype == batch.documents.dtype == torch.int64
-    plain = Dataset(dataset.folder, config(length=13, rows=1, slices=1), "here").batch(0, 0)
-    assert plain.positions is None
-    assert plain.documents is None
-    (held_out, *_) = dataset.validation(2)
+    assert [(targets[i], batch.documents[0, i].item()) for i in range(12) if targets[i] < eot] == [
+        *((token, 0) for token in a[1:]), *((token, 1) for token in b), (30, 2)
+    ]  # fmt: skip
+    model = build({"vocab_size": 257, "context_length": 12, "dim": 32, "n_layers": 2, "n_heads": 4})
+    other = batch.ids.clone()
+    other[0, :4] += 50
+    with torch.no_grad():
+        found = [model(x, positions=batch.positions, documents=batch.documents) for x in (batch.ids, other)]
+    assert not torch.equal(found[0][:, :4], found[1][:, :4])
+    assert torch.equal(found[0][:, 4:], found[1][:, 4:]), "the prediction of B's first token has read A"
+
+
+ROW = [10, 11, 12, 13, 256, 20, 21, 22, 23, 24, 25, 256, 30]
+
+
+def test_a8_no_target_crosses_the_border_of_two_documents(tokens: Folder) -> None:
+    no_target_crosses_a_border(tokens(ROW, shard_tokens=4))
+    dataset = Dataset(tokens(ROW), config(length=12, rows=1, slices=1), "here")
+    plain = dataset.batch(0, 0)
+    assert plain.positions is None and plain.documents is None
+    (held_out, *_) = Dataset(dataset.folder, config(length=12, isolate_documents=True), "here").validation(2)
     assert held_out.documents is not None
+
+
+def test_a8_mutant_an_end_that_belongs_to_the_document_before(tokens: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(ids: Any, eot_id: int) -> Any:
+        positions, documents = document_layout(np.roll(ids, 1, axis=1), eot_id)
+        return positions, documents
+
+    monkeypatch.setattr(data_module, "document_layout", late)
+    with pytest.raises(AssertionError):
+        no_target_crosses_a_border(tokens(ROW))
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12))
@@ -228,7 +289,7 @@ def test_document_layout_is_what_a_loop_would_say(row: list[int]) -> None:
 # ---- what does not fit
 
 
-def test_ids_that_the_model_does_not_have_are_refused_with_both_numbers(tokens: Folder, tmp_path: Path) -> None:
+def test_d14_ids_that_the_model_does_not_have_are_refused_with_both_numbers(tokens: Folder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"up to 256\b.*model\.vocab_size=50\b.*model\.vocab_size=257\b"):
         Dataset(tokens([60] * 40), config(vocab_size=50), "here")
     folder = folder_of(tmp_path / "text", "some text " * 30)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from octlm.audit import causality
-from octlm.model import Decoder, attention, cache, masks
+from octlm.model import Decoder, attention, attention_mask, cache, causal_attention, decoder, masks
+from octlm.model import positions as positions_module
 from tests import claims
 from tests.variants import AXES, TINY, build, every, name, pairs, pairwise, some_ids
 
@@ -77,14 +78,25 @@ def finite_mask(q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
     return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(~allowed, -4.0).softmax(dim=-1)
 
 
+def ten_thousand(q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(~allowed, -1e4).softmax(dim=-1)
+
+
+def zeroed_too_late(q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    added = torch.zeros_like(scores).masked_fill(~allowed, -math.inf)
+    return (scores + added).softmax(dim=-1).masked_fill(~allowed, 0.0)  # finite, but its gradient is not
+
+
 def without_scale(q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
     return (q @ k.transpose(-2, -1)).masked_fill(~allowed, -math.inf).softmax(dim=-1)
 
 
-masks_rule = masks.rule
+masks_rule, visibility = masks.rule, masks.visibility
 NAIVE = {**TINY, "positions": "rope", "norm": "layernorm", "norm_placement": "pre", "mlp": "gelu"}
 NAIVE |= {"attention": "naive", "n_kv_heads": 2, "window": 0, "stride": 0, "qk_norm": False}
 WINDOWED = {**NAIVE, "window": 3}
+FUSED = {**NAIVE, "attention": "sdpa"}
 
 
 def causal(section: dict[str, Any]) -> None:
@@ -97,6 +109,14 @@ def gradient(section: dict[str, Any]) -> None:
 
 def cached(section: dict[str, Any]) -> None:
     claims.cached_equals_full(build(section))
+
+
+def huge_scores(section: dict[str, Any]) -> None:
+    claims.huge_scores_do_not_beat_the_mask(section)
+
+
+def unused(section: dict[str, Any]) -> None:
+    claims.unused_slots_do_not_matter(build(section))
 
 
 def ragged(section: dict[str, Any]) -> None:
@@ -149,6 +169,59 @@ def ring_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SLACK", 0)
 
 
+def whole_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meet every slot, and leave the unused ones to the mask."""
+    init = cache._Plan.__init__
+
+    def with_unused(self: Any, slots: Any, facts: Tensor, length: int) -> None:
+        init(self, slots, facts, length)
+        self.begin, after = self.start, torch.full_like(slots.facts[:, :, self.end :], cache.EMPTY)
+        self.facts = torch.cat((self.facts[:, :, : self.begin], after, facts), dim=2)
+        self.start = self.facts.shape[2] - facts.shape[2]
+
+    def join(self: Any, store: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        store[:, :, self.begin : self.end] = new
+        return torch.cat((store[:, :, : self.begin], store[:, :, self.end :], new), dim=2), store
+
+    monkeypatch.setattr(cache._Plan, "__init__", with_unused)
+    monkeypatch.setattr(cache._Plan, "join", join)
+
+
+def see(change: Callable[..., Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plant another `visibility`, made from the right one and its arguments."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (cache, decoder):
+            monkeypatch.setattr(module, "visibility", lambda *args: change(visibility(*args), *args))
+
+    return plant
+
+
+def without_order(right: Tensor, query: Tensor, key: Tensor, window: int, stride: int, *documents: Any) -> Tensor:
+    query, key = query.unsqueeze(-1), key.unsqueeze(-2)
+    return right | (masks_rule(query, key, window, stride) & (key >= 0)).unsqueeze(1)
+
+
+def nothing_for_padding(right: Tensor, query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+    return right & (query >= 0)[:, None, :, None]
+
+
+def empty_rows_zeroed_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    see(nothing_for_padding)(monkeypatch)
+    monkeypatch.setattr(attention, "masked_weights", zeroed_too_late)
+
+
+def unmasked_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.nn.functional.scaled_dot_product_attention
+    plain = {"is_causal": True, "attn_mask": None}
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", lambda *args, **kw: real(*args, **{**kw, **plain}))
+
+
+def angles_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = positions_module.angles
+    monkeypatch.setattr(positions_module, "angles", lambda p, *rest: right(p.to(torch.bfloat16), *rest))
+
+
 def replaced(module: Any, attribute: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda monkeypatch: monkeypatch.setattr(module, attribute, value)
 
@@ -167,6 +240,20 @@ MUTANTS = {
     "positions restart per chunk": (restarting_positions, NAIVE, cached),
     "padding forgotten": (padding_forgotten, NAIVE, ragged),
     "ring too small": (ring_too_small, WINDOWED, cached),
+    "mask of -10,000": (
+        replaced(attention, "masked_weights", ten_thousand),
+        NAIVE,
+        claims.huge_scores_do_not_beat_the_mask,
+    ),
+    "fused path without its mask": (unmasked_fused, WINDOWED, claims.both_paths_agree),
+    "a row that sees nothing": (see(nothing_for_padding), NAIVE, claims.a_row_of_padding_is_finite),
+    "a row zeroed after the softmax": (empty_rows_zeroed_too_late, NAIVE, claims.a_row_of_padding_is_finite),
+    "unused slots met": (whole_buffer, NAIVE, unused),
+    "window of four": (replaced(masks, "rule", window_of_one_more), NAIVE, claims.a_window_of_three_sees_three),
+    "documents forgotten": (see(lambda right, *args: visibility(*args[:4])), NAIVE, claims.documents_are_isolated),
+    "order forgotten": (see(without_order), FUSED, claims.positions_that_restart_leak_nothing),
+    "heads tiled": (tiled_heads, NAIVE, lambda section: grouped_equals_duplicated(section)),
+    "angles in bf16": (angles_in_bf16, NAIVE, lambda section: angles_stay_exact(section, torch.bfloat16)),
 }
 
 
@@ -196,59 +283,83 @@ def test_a_leak_of_a_millionth_is_seen_by_the_gradient_alone() -> None:
     assert not finding.ok and finding.where.startswith("gradient")
 
 
-def test_a1_huge_scores_do_not_beat_the_mask() -> None:
-    for path in ("naive", "sdpa"):
-        model = build({**NAIVE, "attention": path})
-        with torch.no_grad():
-            for block in model.layers:
-                block.attention.q_proj.weight.mul_(1000)
-                block.attention.k_proj.weight.mul_(1000)
-        claims.suffix_changes_nothing(model)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a1_huge_scores_do_not_beat_the_mask(dtype: torch.dtype) -> None:
+    for section in (NAIVE, FUSED, {**NAIVE, "n_kv_heads": 1, "positions": "learned"}):
+        claims.huge_scores_do_not_beat_the_mask(section, dtype)
 
 
-def test_a5_nan_in_unused_cache_slots_changes_nothing() -> None:
-    for section in (NAIVE, {**NAIVE, "attention": "sdpa"}, WINDOWED):
-        claims.unused_slots_do_not_matter(build(section))
+def test_a2_both_attention_paths_agree_with_padding_documents_and_a_cache() -> None:
+    for section in (NAIVE, WINDOWED, {**WINDOWED, "stride": 4, "n_kv_heads": 1}, {**NAIVE, "positions": "learned"}):
+        claims.both_paths_agree(section)
+    claims.both_paths_agree(NAIVE, torch.bfloat16)
+
+
+def test_a3_true_means_may_attend_and_there_is_no_other_mask() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 9, 8, dtype=torch.float64) for _ in range(3))
+    allowed = attention_mask(9)
+    added = torch.zeros(9, 9, dtype=torch.float64).masked_fill(~allowed[0, 0], -math.inf)
+    for mask in (allowed, added):  # the polarity of scaled_dot_product_attention, as bool and as float
+        torch.testing.assert_close(
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask), causal_attention(q, k, v)
+        )
+    assert not allowed[0, 0, 3, 4] and allowed[0, 0, 4, 3]
+    model, ids = build(NAIVE), some_ids()
+    for word in ("mask", "attention_mask", "attn_mask", "key_padding_mask", "is_causal"):
+        with pytest.raises(TypeError, match=word):
+            model(ids, **{word: torch.ones(3, 16, dtype=torch.bool)})
+    for word in ("positions", "documents"):  # a mask given in their place is no mask
+        with pytest.raises(ValueError, match=f"{word}: need .* int64"):
+            model(ids, **{word: torch.ones(3, 16, dtype=torch.bool)})
+
+
+@torch.no_grad()
+def test_a3_what_keeps_everything_equals_nothing_and_a_dropped_token_is_not_read() -> None:
+    ids, other = some_ids(), some_ids()
+    other[:, 5] = (ids[:, 5] + 1) % 31
+    everything = {"positions": torch.arange(16).repeat(3, 1), "documents": torch.full((3, 16), 7)}
+    dropped = everything["positions"].clone()
+    dropped[:, 5] = -1
+    seen = torch.arange(16) != 5
+    for section in (NAIVE, FUSED, WINDOWED, {**WINDOWED, "attention": "sdpa", "stride": 5}):
+        model = build(section)
+        for given in (everything, {"documents": everything["documents"]}, {"positions": everything["positions"]}):
+            claims.close(model(ids, **given), model(ids), 1e-5, "everything kept")
+        assert not torch.equal(model(other)[:, seen], model(ids)[:, seen])
+        assert torch.equal(model(other, positions=dropped)[:, seen], model(ids, positions=dropped)[:, seen])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a5_nan_in_unused_cache_slots_changes_nothing(dtype: torch.dtype) -> None:
+    for section in (NAIVE, FUSED, WINDOWED, {**WINDOWED, "attention": "sdpa", "stride": 4}):
+        claims.unused_slots_do_not_matter(build(section, dtype))
 
 
 def test_a4_a_row_of_padding_is_finite_forward_and_backward() -> None:
-    for path in ("naive", "sdpa"):
-        model = build({**NAIVE, "attention": path})
-        positions = torch.arange(16).repeat(3, 1)
-        positions[1] = -1
-        logits = model(some_ids(), positions=positions)
-        logits.square().mean().backward()
-        assert torch.isfinite(logits).all()
-        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    for section in PAIRWISE:
+        claims.a_row_of_padding_is_finite(section)
+    for section in (NAIVE, FUSED):
+        claims.a_row_of_padding_is_finite(section, torch.bfloat16)
 
 
 def test_a7_a_packed_document_equals_the_document_alone() -> None:
-    ids = some_ids(1, 12)
-    documents = torch.tensor([[0] * 6 + [1] * 6])
-    positions = torch.tensor([[*range(6), *range(6)]])
     for section in PAIRWISE:
-        model = build(section)
-        with torch.no_grad():
-            packed = model(ids, positions=positions, documents=documents)
-            other = ids.clone()
-            other[0, :6] = (ids[0, :6] + 1) % 31
-            assert torch.equal(model(other, positions=positions, documents=documents)[:, 6:], packed[:, 6:])
-            claims.close(packed[:, 6:], model(ids[:, 6:]), 1e-5, name(section))
-            step_by_step = model.new_cache(1, 12)
-            parts = zip(ids.split(5, 1), positions.split(5, 1), documents.split(5, 1), strict=True)
-            cached = [model(i, step_by_step, positions=p, documents=d) for i, p, d in parts]
-            claims.close(torch.cat(cached, dim=1), packed, 1e-5, name(section))
+        claims.documents_are_isolated(section)
+
+
+def test_a7_positions_that_restart_leak_nothing_and_isolate_nothing() -> None:
+    for section in (NAIVE, FUSED, WINDOWED, {**WINDOWED, "stride": 4}):
+        claims.positions_that_restart_leak_nothing(section)
+    model, ids = build(NAIVE), some_ids(1, 12)
+    positions = torch.tensor([[*range(6), *range(6)]])
+    alone = model(ids[:, 6:])
+    assert (model(ids, positions=positions)[:, 6:] - alone).abs().max() > 0.1 * alone.abs().max()
 
 
 def test_a6_a_window_of_three_sees_three() -> None:
-    model = build({**WINDOWED, "n_layers": 1})
-    ids = some_ids(1)
-    with torch.no_grad():
-        full = model(ids)
-        for token, changes in ((5, True), (4, False)):
-            other = ids.clone()
-            other[0, token] = (ids[0, token] + 1) % 31
-            assert torch.equal(model(other)[0, 7], full[0, 7]) != changes
+    for section in (NAIVE, FUSED, {**NAIVE, "positions": "learned", "n_kv_heads": 4}):
+        claims.a_window_of_three_sees_three(section)
 
 
 def test_a_stride_beside_a_full_window_adds_nothing() -> None:
@@ -258,14 +369,28 @@ def test_a_stride_beside_a_full_window_adds_nothing() -> None:
     claims.cached_equals_full(strided)
 
 
-def test_a9_grouped_heads_equal_duplicated_weights() -> None:
-    grouped = build(NAIVE)
+def grouped_equals_duplicated(section: dict[str, Any]) -> None:
+    grouped = build(section)
+    n_kv_heads = section["n_kv_heads"]
     full = Decoder(grouped.config.model_copy(update={"n_kv_heads": 4})).eval()
     state = grouped.state_dict()
     for key in [k for k in state if k.endswith(("k_proj.weight", "v_proj.weight"))]:
-        state[key] = state[key].view(2, 8, 32)[[0, 0, 1, 1]].reshape(32, 32)
+        heads = [0, 0, 1, 1] if n_kv_heads == 2 else [0, 0, 0, 0]
+        state[key] = state[key].view(n_kv_heads, 8, 32)[heads].reshape(32, 32)
     full.load_state_dict(state)
-    claims.close(grouped(some_ids()), full(some_ids()), 1e-6, "grouped")
+    with torch.no_grad():
+        expected = full(some_ids())
+        claims.close(grouped(some_ids()), expected, 1e-6, "grouped")
+        kept = grouped.new_cache(3, 16)
+        cached = torch.cat([grouped(part, kept) for part in some_ids().split([6, *[1] * 10], dim=1)], dim=1)
+        claims.close(cached, expected, 1e-5, "grouped, cached")
+
+
+def test_a9_grouped_heads_equal_duplicated_weights() -> None:
+    for section in (NAIVE, FUSED, {**NAIVE, "n_kv_heads": 1}, {**FUSED, "n_kv_heads": 1, "window": 3}):
+        grouped_equals_duplicated(section)
+    with pytest.raises(ValueError, match=r"n_heads=4 .*n_kv_heads=3"):
+        build({**NAIVE, "n_kv_heads": 3})
 
 
 def test_extrapolation_is_allowed_except_with_learned_positions() -> None:
@@ -307,17 +432,30 @@ def test_wrong_positions_are_refused() -> None:
         model(some_ids(), documents=torch.zeros(3, 16))
 
 
-def test_b9_rotary_angles_stay_exact_in_bf16() -> None:
+def angles_stay_exact(section: dict[str, Any], dtype: torch.dtype) -> None:
+    places = torch.arange(1024)
+    exact = places[:, None].double() * 10000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    turned = build(section, dtype).rotation(places[None])(torch.ones(1, 1, 1024, 8, dtype=dtype))[0, 0]
+    assert turned.dtype == dtype
+    expected = torch.cat((exact.cos() - exact.sin(), exact.cos() + exact.sin()), dim=-1)
+    assert (turned.double() - expected).abs().max() < 4e-3 + torch.finfo(dtype).eps
+    assert not torch.equal(turned[256], turned[257])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_b9_rotary_angles_stay_exact_in_bf16(dtype: torch.dtype) -> None:
     from octlm.model.positions import angles
 
     table = angles(torch.arange(1024)[None], 16, 10000.0)[0]
     exact = torch.arange(1024, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(0, 16, 2).double() / 16)
     assert table.dtype == torch.float32
-    assert (table.cos() - exact.cos()).abs().max() < 4e-3
-    rotate = build(NAIVE, torch.bfloat16).rotation(torch.arange(1024)[None])
-    turned = rotate(torch.ones(1, 1, 1024, 8, dtype=torch.bfloat16))[0, 0]
-    assert turned.dtype == torch.bfloat16
-    assert not torch.equal(turned[256], turned[257])
+    assert (table.cos() - exact.cos()).abs().max() < 4e-3 and (table.sin() - exact.sin()).abs().max() < 4e-3
+    angles_stay_exact(NAIVE, dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        angles_stay_exact(NAIVE, dtype)
+    waves = build({**NAIVE, "positions": "sinusoidal"}, dtype).positions.add
+    added = waves(torch.zeros(1, 1024, 32, dtype=dtype), torch.arange(1024)[None])[0]
+    assert not torch.equal(added[256], added[257])
 
 
 def test_dropout_acts_in_training_only_and_follows_the_seed() -> None:

@@ -103,7 +103,7 @@ def test_a_wrong_download_is_refused_and_not_kept(remote: Remote, tmp_path: Path
         assert [path.name for path in (tmp_path / "downloads").iterdir()] == ["tiny.txt.lock"]
 
 
-def test_without_a_network_one_line_says_which_file_to_put_where(tmp_path: Path) -> None:
+def test_f1_without_a_network_one_line_says_which_file_to_put_where(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/x"  # bound, but nobody listens

@@ -163,7 +163,7 @@ def test_an_ambiguous_grammar_is_found(grammar: Grammar) -> None:
 
 
 def test_the_words_of_a_rule_are_told_apart_by_where_they_first_differ() -> None:
-    """Together with texts of one plot that differ in their words only, this is unambiguity for all stories."""
+    """A reading of the tables and no proof; the parses of 1,000 stories and the enumerations stand beside it."""
     for rule, options in FABLES.items():
         said = [option.split("/")[0].split("{")[0] for option in options]
         if any("{" in option for option in options):

@@ -220,6 +220,20 @@ def test_c1_top_k_beyond_the_vocabulary_is_off(run_dir: Path, call: Call) -> Non
         assert call("--run", run_dir, "--top-k", k) == off
 
 
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_c4_a_poisoned_weight_ends_in_one_line(
+    poison: float, run_dir: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = checkpoint.load_run(run_dir)
+    loaded.model.layers[1].mlp.down_proj.weight.data[0, 0] = poison
+    monkeypatch.setattr(checkpoint, "load_run", lambda path, which: loaded)
+    for options in ((), ("--no-cache",), ("--top-k", 1), ("--temperature", 0), ("--temperature", 2, "--top-p", 0.5)):
+        for more in ((), ("--json",), ("--num-samples", 2)):
+            result = call("--run", run_dir, *options, *more)
+            assert result.code == 1
+            assert result.err == "generate.py: error: non-finite logits at step 1, row 0\n"
+
+
 def test_which_chooses_the_checkpoint(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

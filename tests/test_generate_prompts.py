@@ -114,6 +114,12 @@ def test_b2_prompts_around_the_context_limit(run_dir: Path, call: Call) -> None:
         (CONTEXT - 1, 1, "context"),
         (CONTEXT, 0, "context"),
         (CONTEXT - 5, 5, "length"),
+        (1, 5, "length"),
+        (CONTEXT + 1, 5, "length"),  # its end is kept
     ):
-        (sample,) = json_lines(call(*options, "--prompt", "x" * length))
+        result = call(*options, "--prompt", "x" * length)
+        (sample,) = json_lines(result)
         assert (len(sample["ids"]), sample["finish_reason"]) == (tokens, reason)
+        assert sample["prompt_tokens"] == (length if length <= CONTEXT else CONTEXT - 5)
+        assert json_lines(call(*options, "--prompt", "x" * length, "--no-cache"))[0]["ids"] == sample["ids"]
+        assert ("were cut" in result.err) == (length > CONTEXT)

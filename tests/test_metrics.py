@@ -1,11 +1,14 @@
 """Hold what the records promise: strict lines, a clean cut on resume, and the same curves in TensorBoard."""
 
+import gc
 import json
 import math
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from octlm import loop
 from octlm import metrics as module
 from octlm.metrics import Metrics, read_records
+from tests.runs import run, tiny
 
 AT = {"tokens": 64, "seconds": 0.5}
 FLOOR = {"oracle_bits_per_byte": 0.75, "excess_bits_per_byte": 0.5}
@@ -60,6 +65,62 @@ def test_j1_a_tensor_is_refused_and_nothing_is_kept(value: Any, tmp_path: Path) 
         with pytest.raises(AssertionError, match=r"probe\.loss"):
             metrics.log("probe", 1, **AT, loss=value)
         assert metrics.records == [] and lines(tmp_path) == []
+
+
+TINY = (
+    "data.tokenizer=char", "model.vocab_size=64", "model.dropout=0.0", "train.save_every=0", "train.sample_every=0",
+    "train.eval_every=0", "train.preflight=false", "train.tokens_per_step=64",
+)  # fmt: skip
+
+
+def watched(tmp_path: Path, steps: int, see: Callable[[], int]) -> list[int]:
+    """Train TINY for `steps` steps; return what `see` gave before each update."""
+    seen: list[int] = []
+    real = loop.update
+
+    def update(*arguments: Any) -> None:
+        seen.append(see())
+        real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "update", update)
+        records = run(tiny(tmp_path, *TINY, f"train.steps={steps}"), tmp_path / "run")
+    assert len(seen) == steps and sum(record["kind"] == "train" for record in records) == steps
+    return seen
+
+
+def graphs() -> int:
+    """Count the tensors of this process that hold an autograd graph."""
+    return sum(issubclass(type(held), torch.Tensor) and held.grad_fn is not None for held in gc.get_objects())
+
+
+def test_j1_no_graph_outlives_its_step(tmp_path: Path) -> None:
+    gc.collect()
+    assert len(set(watched(tmp_path, 6, graphs))) == 1
+
+
+def test_j1_catches_a_loop_that_keeps_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.Tensor] = []
+    real = loop.loss_sum
+
+    def keeping(*arguments: Any) -> torch.Tensor:
+        kept.append(real(*arguments))
+        return kept[-1]
+
+    monkeypatch.setattr(loop, "loss_sum", keeping)
+    gc.collect()
+    seen = watched(tmp_path, 6, graphs)
+    assert [later - earlier for earlier, later in pairwise(seen)] == [1] * 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_j1_memory_stays_from_step_50_to_step_500(tmp_path: Path) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    seen = watched(tmp_path, 500, resident)
+    assert seen[49] > 0 and seen[499] - seen[49] < 20 << 20
 
 
 def test_a_record_without_its_four_fields_is_refused(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """A model has the announced size, shapes, initialisation and first loss."""
 
+import copy
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from octlm.config import ModelConfig, load_config
+from octlm.config import ModelConfig, OptimConfig, load_config
 from octlm.model import CausalSelfAttention, Decoder, attention_mask, causal_attention
+from octlm.optim import build_optimizers
 from octlm.preflight import margin, preflight, randomise
 from octlm.probes import describe
 from tests.variants import AXES, TINY, some_ids
@@ -140,15 +142,47 @@ def test_preflight_passes_every_good_model() -> None:
         assert all(finding.ok for finding in findings), findings
 
 
-def test_d6_the_head_stays_tied() -> None:
-    import copy
+def tied(model: Decoder) -> None:
+    assert model.head.weight is model.embed.weight
+    assert [n for n, p in model.named_parameters() if p.shape == (31, 32)] == ["embed.weight"]
+    assert torch.equal(model.head.weight, model.embed.weight)
 
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_d6_the_head_stays_tied(name: str) -> None:
     model = Decoder(ModelConfig(**TINY, tie_head=True))
-    for same in (model, copy.deepcopy(model), copy.deepcopy(model).to(torch.bfloat16).to(torch.float32)):
-        assert same.head.weight is same.embed.weight
-        assert [n for n, _ in same.named_parameters() if "head" in n or "embed" in n] == ["embed.weight"]
+    saved = copy.deepcopy(model.state_dict())
+    with torch.device("meta"):
+        empty = Decoder(model.config)
+    empty.to_empty(device="cpu").load_state_dict(saved)
+    loaded = Decoder(model.config)
+    loaded.load_state_dict(saved)
+    assigned = Decoder(model.config)
+    assigned.load_state_dict({name: value.clone() for name, value in saved.items()}, assign=True)
+    cast = copy.deepcopy(model).to(torch.bfloat16).to(torch.float32)
+    for same in (model, copy.deepcopy(model), cast, empty, loaded, assigned):
+        tied(same)
+        optimizers = build_optimizers(same, OptimConfig(name=name))  # type: ignore[arg-type]
+        before = same.head.weight.clone()
+        for _ in range(3):
+            same(some_ids()).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert not torch.equal(same.head.weight, before)
+        tied(same)
     untied = Decoder(ModelConfig(**TINY, tie_head=False))
     assert untied.head.weight is not untied.embed.weight
+
+
+def test_d6_mutant_nothing_ties_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tie(self: Decoder) -> None:
+        if not hasattr(self, "cap"):  # in __init__ alone
+            self.head.weight = self.embed.weight
+
+    monkeypatch.setattr(Decoder, "_tie", tie)
+    with pytest.raises(AssertionError):
+        test_d6_the_head_stays_tied("adamw")
 
 
 def test_a_softcap_bounds_the_logits() -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from octlm import optim
 from octlm.config import ModelConfig, OptimConfig
 from octlm.model import Decoder
 from octlm.optim import SCHEDULES, build_optimizers, learning_rate, parameter_groups, set_learning_rate
@@ -25,9 +26,10 @@ def test_d2_the_rate_rises_to_the_peak_once_and_ends_at_the_minimum() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("share", [5e-324, 0.2, 1.0])
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 10), (10, 10), (0, 1), (1, 1), (20, 10)])
-def test_d3_degenerate_lengths_give_finite_positive_rates(schedule: str, warmup: int, steps: int) -> None:
-    optim = OptimConfig(warmup_steps=warmup, schedule=schedule)
+def test_d3_degenerate_lengths_give_finite_positive_rates(schedule: str, share: float, warmup: int, steps: int) -> None:
+    optim = OptimConfig(warmup_steps=warmup, schedule=schedule, decay_fraction=share)  # type: ignore[arg-type]
     for step in range(steps + 5):
         rate = learning_rate(step, optim, steps)
         assert math.isfinite(rate) and 0 < rate <= optim.learning_rate
@@ -41,23 +43,35 @@ def test_wsd_is_flat_until_its_last_share() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_d5_decay_scales_matrices_and_leaves_norms_biases_and_embeddings(tied: bool) -> None:
-    model = Decoder(ModelConfig(**TINY, bias=True, qk_norm=True, tie_head=tied))
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_d5_decay_scales_matrices_and_leaves_norms_biases_and_embeddings(name: str, norm: str, tied: bool) -> None:
+    model = Decoder(ModelConfig(**TINY, bias=True, qk_norm=True, norm=norm, tie_head=tied))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2)  # a bias of 0 decays to 0
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    (optimizer,) = build_optimizers(model, OptimConfig(learning_rate=0.1, weight_decay=0.5))
+    rates = OptimConfig(name=name, learning_rate=0.1, weight_decay=0.5)  # type: ignore[arg-type]
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    for optimizer in build_optimizers(model, rates):
+        optimizer.step()
     decayed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert decayed == {n for n in before if n.endswith("_proj.weight") or n == "head.weight"}
     for name in decayed:
-        assert torch.allclose(model.get_parameter(name), before[name] * 0.95)
+        torch.testing.assert_close(model.get_parameter(name).detach(), before[name] * 0.95, rtol=1e-6, atol=0)
+
+
+def test_d5_mutant_decay_of_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "parameter_groups", lambda model: {"matrices": list(model.parameters())})
+    with pytest.raises(AssertionError):
+        test_d5_decay_scales_matrices_and_leaves_norms_biases_and_embeddings("adamw", "layernorm", True)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("n_layers", [0, 2])
-def test_every_parameter_is_in_exactly_one_group(name: str, tied: bool, n_layers: int) -> None:
+def test_d5_every_parameter_is_in_exactly_one_group(name: str, tied: bool, n_layers: int) -> None:
     model = Decoder(ModelConfig(**{**TINY, "n_layers": n_layers}, bias=True, tie_head=tied))
     optimizers = build_optimizers(model, OptimConfig(name=name))
     held = [id(p) for o in optimizers for group in o.param_groups for p in group["params"]]

@@ -113,7 +113,7 @@ print(json.dumps([seen, texts, "torch" in sys.modules]))
 """
 
 
-def test_help_opens_no_socket_and_writes_nothing(tmp_path: Path) -> None:
+def test_f1_i6_help_opens_no_socket_and_writes_nothing(tmp_path: Path) -> None:
     done = python(HELP, *map(str, PROGRAMS), OCTLM_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     seen, texts, torch_loaded = json.loads(done.stdout)
@@ -127,6 +127,41 @@ def test_the_watch_sees_a_socket_and_a_file(tmp_path: Path) -> None:
     program.write_text("import socket\nsocket.socket().close()\nopen(__file__ + '.out', 'w').close()\n")
     seen, _, _ = json.loads(python(HELP, str(program)).stdout)
     assert [event for event, _ in seen] == ["socket.__new__", "open"]
+
+
+# A network that is not there: whoever asks for it is told so at once, and it is noted that he asked.
+OFFLINE = """
+import runpy, sys, time
+from pathlib import Path
+asked = []
+def watch(event, args):
+    if event.startswith("socket."):
+        asked.append(event)
+        raise OSError(101, "Network is unreachable")
+sys.addaudithook(watch)
+import octlm, octlm.loop, octlm.sampling, octlm.checkpoint, octlm.tokenizer, octlm.audit
+cache = Path(sys.argv[1])
+for name in ("byte", "char", "bpe"):
+    tokenizer = octlm.tokenizer.build_tokenizer(name, lambda: ["some text"], 300, cache)
+    assert tokenizer.decode(tokenizer.encode("some text")) == "some text"
+assert asked == [] and not cache.exists(), asked
+began = time.monotonic()
+words = ["data.source=text", "data.path=README.md", "data.tokenizer=gpt2", "model.vocab_size=50257"]
+sys.argv = ["scripts/prepare.py", "--config", "base", f"data.cache_dir={cache}", *words]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print(len(asked) > 0, time.monotonic() - began < 30)
+"""
+
+
+def test_f1_a_machine_without_a_network_lacks_the_published_tokenizers_only(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    done = python(OFFLINE, str(tmp_path / "cache"), TIKTOKEN_CACHE_DIR=str(tmp_path / "theirs"))
+    assert (done.returncode, done.stdout) == (2, "True True\n"), done
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("prepare.py: error: data.tokenizer=gpt2: cannot")
+    for part in ("vocab.bpe", str(tmp_path / "cache" / "tiktoken" / "vocab.bpe"), str(tmp_path / "theirs")):
+        assert part in done.stderr
 
 
 # make, in a folder with blanks in its name and with stand-ins for the Pythons: nothing is installed.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import resource
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from octlm import data as data_module
 from octlm.config import Config, load_config
 from octlm.corpus.document import read_text
-from octlm.data import prepare
+from octlm.data import Dataset, prepare
 from tests.corpora import all_ids, config, folder_of
 from tests.test_data import write_dataset
 
@@ -43,7 +45,7 @@ HOSTILE_TEXT = st.lists(  # not st.text: there, the union of two alphabets loses
     st.integers(1, 9),
     st.sampled_from(["byte", "char", "bpe"]),
 )
-def test_chunked_encoding_is_whole_encoding_and_each_document_ends_once(
+def test_f3_chunked_encoding_is_whole_encoding_and_each_document_ends_once(
     tmp_path_factory: pytest.TempPathFactory, documents: list[str], chunk: int, tokenizer: str
 ) -> None:
     documents = [WORDS + "".join(documents), *documents, "another " + WORDS[::-1]]
@@ -51,7 +53,7 @@ def test_chunked_encoding_is_whole_encoding_and_each_document_ends_once(
     folder_of(root / "text", *documents)
     asked = config(root / "text", root / "cache", length=1, rows=1, slices=1, tokenizer=tokenizer, vocab_size=600)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("octlm.corpus.document.read_text", lambda path: read_text(path, chunk))
+        patch.setattr("octlm.corpus.text.read_text", lambda path: read_text(path, chunk))
         dataset = prepare(asked, shard_tokens=7)
     encode, eot = dataset.tokenizer.encode, dataset.tokenizer.eot_id
     expected = [(*encode(text.removeprefix("\ufeff")), eot) for text in documents if text.removeprefix("\ufeff")]
@@ -70,6 +72,21 @@ def test_chunked_encoding_is_whole_encoding_and_each_document_ends_once(
         assert described[name]["highest_id"] == max(all_ids(split))
     assert dataset.manifest["source"]["documents"] == len(expected)
     assert dataset.manifest["source"]["bytes"] == sum(described[name]["bytes"] for name in described)
+
+
+def test_f3_a_megabyte_in_chunks_has_the_ids_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    words = ["the", "naïve", "café😀", "don't", "12345", "\r\n", "\n\n", "\t ", ".", "привет", "of", "x" * 30]
+    text = " ".join(words[i] for i in rng.integers(0, len(words), 200_000))
+    text = text.encode()[: 1 << 20].decode(errors="ignore")
+    chunk = 4099  # odd: every kind of character is cut somewhere
+    borders = range(chunk, len(text.encode()), chunk)
+    assert len({text.encode()[i] & 0xC0 for i in borders}) == 4 and len(borders) > 250
+    monkeypatch.setattr("octlm.corpus.text.read_text", lambda path: read_text(path, chunk))
+    dataset = prepare(config(folder_of(tmp_path / "text", text), tmp_path / "cache", tokenizer="bpe"))
+    at = int(len(text) * 0.9)  # where a split by position cuts one document
+    assert all_ids(dataset.train) == dataset.tokenizer.encode(text[:at])
+    assert all_ids(dataset.val) == [*dataset.tokenizer.encode(text[at:]), dataset.tokenizer.eot_id]
 
 
 def test_one_document_is_cut_by_position_and_ends_in_validation_only(tmp_path: Path) -> None:
@@ -213,6 +230,18 @@ def test_what_an_interrupted_preparation_left_is_ignored_and_removed_after_a_day
     assert (cache / "tmp-new").exists()  # another process may be writing it
 
 
+def test_e2_standard_input_that_a_kill_cut_off_is_removed_after_a_day(book: Config, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "stdin"
+    folder.mkdir(parents=True)
+    yesterday = time.time() - 25 * 3600
+    for name in ("tmp-old", "tmp-new", "0123.txt"):
+        (folder / name).write_bytes(b"x")
+    for name in ("tmp-old", "0123.txt"):
+        os.utime(folder / name, (yesterday, yesterday))
+    prepare(book)
+    assert sorted(path.name for path in folder.iterdir()) == ["0123.txt", "tmp-new"]
+
+
 def test_a_failed_write_names_the_path_and_leaves_nothing(tmp_path: Path) -> None:
     asked = config(folder_of(tmp_path / "text", "some text " * 30_000), tmp_path / "cache")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -256,7 +285,7 @@ HOSTILE_FILES: dict[str, tuple[list[bytes], str | None]] = {  # files of a folde
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 @pytest.mark.parametrize("kind", HOSTILE_FILES)
-def test_hostile_files_are_prepared_right_or_refused_in_one_line(tmp_path: Path, kind: str, tokenizer: str) -> None:
+def test_f2_hostile_files_are_prepared_right_or_refused_in_one_line(tmp_path: Path, kind: str, tokenizer: str) -> None:
     files, refusal = HOSTILE_FILES[kind]
     folder = folder_of(tmp_path / "with space é", *files)
     asked = config(folder, tmp_path / "cache", tokenizer=tokenizer)
@@ -273,7 +302,7 @@ def test_hostile_files_are_prepared_right_or_refused_in_one_line(tmp_path: Path,
 
 
 @pytest.mark.parametrize("letter", ["a", "_", "random"])
-def test_a_megabyte_without_a_space_ends(tmp_path: Path, letter: str) -> None:
+def test_f4_a_megabyte_without_a_space_ends(tmp_path: Path, letter: str) -> None:
     letters = np.random.default_rng(0).integers(97, 123, 1 << 20, np.uint8).tobytes()
     content = letters if letter == "random" else letter.encode() * (1 << 20)
     asked = config(folder_of(tmp_path / "text", content), tmp_path / "cache", tokenizer="bpe")
@@ -293,7 +322,7 @@ train: {tokens_per_step: 8, micro_batch_size: 2}
 """
 
 
-def test_the_locale_changes_nothing_and_two_processes_may_prepare_at_once(tmp_path: Path) -> None:
+def test_f2_f5_the_locale_changes_nothing_and_two_processes_may_prepare_at_once(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "text", "é€😀 naïve\r\nline\rend \u2028 " * 50)
     recipe = tmp_path / "r.yaml"
     recipe.write_text(RECIPE)
@@ -319,7 +348,40 @@ def test_the_locale_changes_nothing_and_two_processes_may_prepare_at_once(tmp_pa
     assert len(made[0]) == 4
 
 
-def test_bad_standard_input_is_one_line_of_the_command(tmp_path: Path) -> None:
+def opened_by_locale(text: str) -> list[str]:
+    """Name the calls in a source that read or write text in the machine's encoding, or translate its line ends."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        method = isinstance(node.func, ast.Attribute)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        modes = [
+            part for argument in [*node.args[1:], *(k.value for k in node.keywords)] for part in ast.walk(argument)
+        ]
+        of_bytes = any(isinstance(mode, ast.Constant) and mode.value in ("rb", "wb", "ab", "xb") for mode in modes)
+        said = {keyword.arg for keyword in node.keywords}
+        if (name in ("open", "fdopen") and (not method or name == "fdopen") and not of_bytes) or name == "write_text":
+            found += [f"{name}:{node.lineno}"] * (not {"encoding", "newline"} <= said)
+        if name == "read_text" and method:
+            found += [f"{name}:{node.lineno}"] * ("encoding" not in said)
+    return found
+
+
+def test_f2_no_file_is_opened_by_the_locale() -> None:
+    sources = [*(ROOT / "octlm").rglob("*.py"), *ROOT.glob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    assert ROOT / "octlm" / "corpus" / "document.py" in sources
+    for path in sources:
+        assert opened_by_locale(path.read_text(encoding="utf-8")) == [], path
+    for bad in ("open(p)", "open(p, 'w', encoding='utf-8')", "Path(p).write_text(t, encoding='utf-8')",
+                "p.read_text()", "open(p, 'r')", "os.fdopen(h, 'w')", "open(p, mode='a')"):  # fmt: skip
+        assert len(opened_by_locale(bad)) == 1, bad
+    for good in ("open(p, 'rb')", "open(p, mode='ab')", "open(p, 'ab' if x else 'wb')", "open_source(d)", "f(x)",
+                 "open(p, 'a', encoding='utf-8', newline='')", "p.read_text(encoding='utf-8')"):  # fmt: skip
+        assert opened_by_locale(good) == [], good
+
+
+def test_f2_bad_standard_input_is_one_line_of_the_command(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text(RECIPE)
     command = [*PREPARE, "--config", str(recipe), f"data.cache_dir={tmp_path / 'cache'}"]
@@ -360,10 +422,35 @@ def measure(program: str, *arguments: Path | str) -> float:
     return float(subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=600).stdout)
 
 
+def peak_of_preparing(tmp_path: Path, size: int, tokenizer: str) -> int:
+    """Prepare a text of `size` bytes, read in chunks of 16 KiB; return the largest memory that Python held for it."""
+    line = "the quick brown fox, é€😀; and more of it\n"
+    folder = folder_of(tmp_path / f"{size}", line * (size // len(line.encode())))
+    tracemalloc.start(1)
+    try:
+        prepare(config(folder, tmp_path / "cache", tokenizer=tokenizer))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_f3_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str) -> None:
+    monkeypatch.setattr("octlm.corpus.text.read_text", lambda path: read_text(path, 1 << 14))
+    _, one, two = (peak_of_preparing(tmp_path, size, tokenizer) for size in (1 << 14, 1 << 18, 1 << 19))
+    assert 0 < one < 600_000 and two < one + 60_000  # the list of ids alone would take 8 bytes a token
+
+
+def test_f3_catches_a_reader_of_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octlm.corpus.text.read_text", lambda path: iter([path.read_bytes().decode()]))
+    _, one, two = (peak_of_preparing(tmp_path, size, "byte") for size in (1 << 14, 1 << 18, 1 << 19))
+    assert two > one + 1_000_000
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(("tokenizer", "megabytes"), [("byte", 64), ("bpe", 16)])
-def test_preparing_takes_the_same_memory_for_twice_the_text(tmp_path: Path, tokenizer: str, megabytes: int) -> None:
+def test_f3_preparing_takes_the_same_memory_for_twice_the_text(tmp_path: Path, tokenizer: str, megabytes: int) -> None:
     line = "the quick brown fox jumps over the lazy dog, é€😀; and then some more of it\n".encode()
     peaks = []
     for size in (megabytes, 2 * megabytes):
@@ -376,7 +463,7 @@ def test_preparing_takes_the_same_memory_for_twice_the_text(tmp_path: Path, toke
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_reading_batches_takes_no_memory(tmp_path: Path) -> None:
+def test_j2_reading_batches_takes_no_memory(tmp_path: Path) -> None:
     tokens = 250_000_000
     folder = write_dataset(tmp_path, [1] * 200, [1] * 200, shard_tokens=200)
     os.truncate(folder / "train-0.bin", 2 * tokens)  # 500 MB, most of it a hole in the file
@@ -384,3 +471,22 @@ def test_reading_batches_takes_no_memory(tmp_path: Path) -> None:
     manifest["splits"]["train"]["shards"][0]["tokens"] = tokens
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert measure(READING, folder) < 60  # 16 MB of it are the permutation
+
+
+def mapped(folder: Path) -> list[str]:
+    """List the files under a folder that this process has mapped into its memory."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if str(folder) in line]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_j2_no_file_of_tokens_stays_mapped_or_open(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path, list(range(200)), [1] * 200, shard_tokens=50)
+    dataset = Dataset(folder, config(length=4, vocab_size=512), "here")
+    for step in range(20):
+        dataset.batch(step, 0)
+    assert len(list(dataset.validation(4))) > 2
+    open_files = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert mapped(folder) == [] and not any(str(folder) in name for name in open_files)
+    kept = np.memmap(folder / "train-0.bin", "<u2", mode="r")  # what would be seen
+    assert len(mapped(folder)) == 1 and len(kept) == 50

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import train
 from octlm import yaml12
+from octlm.command import run
 from octlm.config import (
     RESUMABLE,
     SECTIONS,
@@ -76,7 +81,7 @@ def value(config: Config, dotted: str) -> Any:
         ("data.cache_dir=~", os.path.expanduser("~")),
     ],
 )
-def test_a_word_is_read_by_the_type_of_its_key(word: str, expected: Any) -> None:
+def test_i3_a_word_is_read_by_the_type_of_its_key(word: str, expected: Any) -> None:
     got = value(load_config("base", [word]), word.split("=")[0])
     assert (type(got), repr(got)) == (type(expected), repr(expected))
 
@@ -118,9 +123,121 @@ def test_a_word_is_read_by_the_type_of_its_key(word: str, expected: Any) -> None
         ("a\nb=8", r"a\\x0Ab: unknown key; "),
     ],
 )
-def test_a_bad_word_is_refused_with_the_word(word: str, expected: str) -> None:
+def test_i1_i3_a_bad_word_is_refused_with_the_word(word: str, expected: str) -> None:
     line = refusal("base", (word,))
     assert re.search(f"^command line: (.*: )?{expected}", line), line
+
+
+NULLABLE = [f"{s}.{k}" for s, schema in SECTIONS.items() for k, f in schema.model_fields.items() if f.default is None]
+
+
+@pytest.mark.parametrize("key", NULLABLE)
+def test_i3_a_value_that_may_be_absent_is_set_and_unset_by_words(key: str, tmp_path: Path) -> None:
+    assert len(NULLABLE) >= 8 and "model.n_kv_heads" in NULLABLE
+    special = {"optim.min_learning_rate": "1e-5", "model.n_kv_heads": "2", "data.split": "document"}
+    some = special.get(key, "/8" if key.endswith(("path", "file", "dir")) else "8")
+    section, name = key.split(".")
+    file = write(tmp_path, f"{section}: {{{name}: {some}}}")
+    if key == "data.path":  # null and a source of text do not go together
+        assert load_config("base", ["data.source=text", "data.path=/8"]).data.path == "/8"
+        assert load_config(file, ["data.path=null"]) == load_config("base")
+        return
+    there, absent = load_config("base", [f"{key}={some}"]), load_config("base")
+    assert value(there, key) != value(absent, key)
+    assert load_config(file) == there and load_config(file, [f"{key}=null"]) == absent
+    for wrong in ("8.5", "true", "'8'", "eight") if isinstance(value(there, key), int) else ():
+        assert f"command line: {key}={wrong}: must be a valid integer" in refusal("base", (f"{key}={wrong}",))
+
+
+# The command line: what is refused leaves nothing behind
+
+
+MISSPELT = {
+    "optim.learning_rat": "optim.learning_rat: unknown key; did you mean learning_rate?",
+    "num-epochs": "num-epochs: unknown key; did you mean train.steps?",
+    "train.num-epochs": "train.num-epochs: unknown key; did you mean steps?",
+    "train.dim": "train.dim: unknown key; dim belongs under model: did you mean model.dim?",
+    "modle.dim": "did you mean model",
+    "Model.dim": "did you mean model",
+    "model.tie_haed": "model.tie_haed: unknown key; did you mean tie_head?",
+}
+BROKEN: dict[str, tuple[bytes | None, str]] = {
+    "tab": (b"model:\n\tdim: 64\n", r"x.yaml: line 2, column 1: .*indent with spaces"),
+    "bracket": (b"model: {dim: 64\n", r"x.yaml: line 2, column 1: "),
+    "list": (b"- model\n", r"x.yaml: must be sections of keys"),
+    "empty": (b"", r"x.yaml: is empty"),
+    "mark only": (b"\xef\xbb\xbf", r"x.yaml: is empty"),
+    "not UTF-8": (b"model: {dim: \xff}", r"x.yaml: line 1, column 14: the byte 0xff"),
+    "path": (b'data: {source: text, path: "C:\\Users\\x"}', r"x.yaml: line 1, column 33: .*'single quotes'"),
+    "missing": (None, r"x.yaml: no such file"),
+    "directory": (None, r"x.yaml: Is a directory"),
+}
+
+
+class Refused(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Refused]]:
+    """Run the command train.py in this process and an empty directory; nothing may be trained or written."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+
+    def trained(*arguments: object, **options: object) -> None:
+        raise AssertionError("it would train")
+
+    monkeypatch.setitem(sys.modules, "octlm.loop", SimpleNamespace(train=trained))
+
+    def invoke(config: Path | str, *words: str) -> Refused:
+        monkeypatch.setattr(sys, "argv", ["train.py", "--config", str(config), "--run-dir", "run", *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run(train.main)
+        assert list(here.iterdir()) == []
+        return Refused(int(ended.value.code or 0), *capfd.readouterr())
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield invoke
+    signal.signal(signal.SIGTERM, before)
+
+
+def one_line(result: Refused, expected: str) -> None:
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("train.py: error: ") and result.err.count("\n") == 1 and result.err.endswith("\n")
+    assert re.search(expected, result.err), result.err
+
+
+@pytest.mark.parametrize("key", MISSPELT)
+def test_i1_a_misspelt_key_ends_the_command_before_it_writes(
+    key: str, training: Callable[..., Refused], tmp_path: Path
+) -> None:
+    section, _, name = key.rpartition(".")
+    recipe = write(tmp_path, f"{section}: {{{name}: 3}}" if section else f"{name}: 3")
+    for result in (training(recipe), training("base", f"{key}=3")):
+        one_line(result, re.escape(MISSPELT[key]))
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_i4_a_broken_recipe_ends_the_command_in_one_line(
+    kind: str, training: Callable[..., Refused], tmp_path: Path
+) -> None:
+    content, expected = BROKEN[kind]
+    if content is not None:
+        write(tmp_path, content)
+    if kind == "directory":
+        (tmp_path / "x.yaml").mkdir()
+    one_line(training(tmp_path / "x.yaml"), expected)
+
+
+@pytest.mark.parametrize("word", ["train.steps=8.5", "train.steps=true", "model.tie_head=yes", "train.steps", "x=1"])
+def test_i3_a_bad_word_ends_the_command_in_one_line(word: str, training: Callable[..., Refused]) -> None:
+    one_line(training("base", word), f"command line: {re.escape(word.partition('=')[0])}")
 
 
 def test_a_word_given_twice_is_refused() -> None:
@@ -176,7 +293,7 @@ def test_the_place_of_the_offending_key_is_named(tmp_path: Path, monkeypatch: py
         ("/dev/null", "/dev/null: is empty"),
     ],
 )
-def test_a_source_that_is_no_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, source: str, expected: str) -> None:
+def test_i4_a_source_that_is_no_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, source: str, expected: str) -> None:
     monkeypatch.chdir(ROOT)
     line = refusal(source)
     assert re.search(expected, line), line
@@ -193,7 +310,7 @@ def test_a_name_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.
 # Paths
 
 
-def test_a_path_starts_where_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_i5_a_path_starts_where_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -277,7 +394,7 @@ ODD_TEXTS = ["1e-4", "010", "no", "~", "null", "", " ", "'", '"', "\\", "# x", "
 
 
 @pytest.mark.parametrize("odd", ODD_TEXTS, ids=ascii)
-def test_odd_text_survives_in_a_saved_config(tmp_path: Path, odd: str) -> None:
+def test_i5_odd_text_survives_in_a_saved_config(tmp_path: Path, odd: str) -> None:
     config = Config(sample=SampleConfig(prompt=odd))
     assert load_config(write(tmp_path, config.to_yaml())) == config
     if odd and odd.isprintable():
@@ -285,7 +402,7 @@ def test_odd_text_survives_in_a_saved_config(tmp_path: Path, odd: str) -> None:
         assert load_config(write(tmp_path, config.to_yaml())) == config
 
 
-def test_odd_texts_catch_a_writer_of_yaml_1_1() -> None:
+def test_i5_odd_texts_catch_a_writer_of_yaml_1_1() -> None:
     def survives(odd: str) -> bool:
         return bool(yaml12.read(yaml.safe_dump({"prompt": odd}), "x") == {"prompt": odd})
 
@@ -379,9 +496,11 @@ def test_the_schema_offers_exactly_what_the_tables_have() -> None:
     assert offered("optim", "schedule") == set(SCHEDULES)
 
 
-def test_reading_a_recipe_loads_no_torch_and_no_locale() -> None:
-    code = "import sys, octlm.config as c; c.load_config('day4'); print('torch' in sys.modules)"
+def test_f2_reading_a_recipe_loads_no_torch_and_no_locale(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "sample: {prompt: 'naïve 😀'}  # é\r\n")
+    code = "import sys, octlm.config as c; print(c.load_config(sys.argv[1]).sha256, 'torch' in sys.modules)"
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, str(recipe)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60)
-    assert (done.stdout, done.stderr) == (b"False\n", b"")
+    assert (done.stdout.decode(), done.stderr) == (f"{load_config(recipe).sha256} False\n", b"")
+    assert load_config(recipe).sample.prompt == "naïve 😀"

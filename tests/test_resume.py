@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from safetensors import safe_open
 
 from octlm import loop
-from octlm.checkpoint import best_checkpoint, latest_checkpoint, read_checkpoint
+from octlm.checkpoint import best_checkpoint, latest_checkpoint, load_run, read_checkpoint
 from octlm.config import Config
 from octlm.metrics import read_records
+from octlm.model import Decoder
+from octlm.optim import learning_rate
 from tests.runs import comparable, run, tiny, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -105,10 +107,10 @@ def test_d12_any_number_of_resumes(
     whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, expected, digest = whole
-    for _ in range(3):
-        killed_run(
-            monkeypatch, tiny(folder), folder / "often", "update", 7
-        )  # five steps that are kept, two that are not
+    for number in (1, 2, 3):
+        killed_run(monkeypatch, tiny(folder), folder / "often", "update", 7)  # five steps are kept, one is not
+        kept = latest_checkpoint(folder / "often")
+        assert kept is not None and read_checkpoint(kept).step == 5 * number
     assert comparable(run(tiny(folder), folder / "often")) == expected
     assert weights(folder / "often") == digest
 
@@ -136,16 +138,25 @@ def test_a_stop_while_sampling_saves_the_step_it_had_reached(
     assert weights(folder / "sampling") == weights(folder / "uninterrupted")
 
 
-def test_d4_the_learning_rate_follows_the_step_through_a_resume_in_the_warm_up(
-    whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("steps", "save_every", "call", "resumed_at"), [(12, 2, 4, 2), (20, 5, 11, 10)], ids=["warm-up", "decay"]
+)
+def test_d4_the_learning_rate_follows_the_step_through_a_resume(
+    whole: tuple[Path, list[dict[str, Any]], str],
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    save_every: int,
+    call: int,
+    resumed_at: int,
 ) -> None:
     folder, _, _ = whole
-    config = tiny(folder, "train.save_every=2", "train.steps=12")
-    straight = run(config, folder / "straight")
-    killed_run(monkeypatch, config, folder / "warm", "update", 4)
-    rates = [r["learning_rate"] for r in run(config, folder / "warm") if r["kind"] == "train"]
-    assert rates == [r["learning_rate"] for r in straight if r["kind"] == "train"]
-    assert rates[0] > 0 and max(rates) == rates[3] == 1e-2
+    config = tiny(folder, f"train.save_every={save_every}", f"train.steps={steps}")
+    killed_run(monkeypatch, config, folder / f"rate-{call}", "update", call)
+    latest = latest_checkpoint(folder / f"rate-{call}")
+    assert latest is not None and read_checkpoint(latest).step == resumed_at
+    rates = [r["learning_rate"] for r in run(config, folder / f"rate-{call}") if r["kind"] == "train"]
+    assert rates == [learning_rate(step, config.optim, steps) for step in range(steps)]
+    assert rates[0] > 0 and max(rates) == rates[3] == 1e-2 > rates[4] and rates[-1] == 1e-3
 
 
 def test_a_finished_run_says_so_and_a_longer_one_goes_on(
@@ -226,16 +237,32 @@ def test_e10_init_from_takes_weights_only(whole: tuple[Path, list[dict[str, Any]
         run(tiny(folder, *words), folder / "other", init_from=start)
     remedy = f"data.tokenizer_file={start / 'tokenizer.json'}"
     assert run(tiny(folder, *words, remedy), folder / "other", init_from=start)[-1]["kind"] == "run_end"
-    with pytest.raises(ValueError, match=r"has 257 ids: set model\.vocab_size=257"):
+    with pytest.raises(ValueError, match=r"has 257 ids, more than the vocabulary of 200: set model\.vocab_size=257"):
         run(tiny(folder, remedy, "model.vocab_size=200"), folder / "small")
 
 
-def test_d6_the_tie_survives_training_and_loading(whole: tuple[Path, list[dict[str, Any]], str]) -> None:
-    from octlm.checkpoint import load_run
+def test_d6_the_tie_survives_training_resuming_and_loading(
+    whole: tuple[Path, list[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = whole[0]
+    held: list[Decoder] = []
+    update = loop.update
 
-    model = load_run(whole[0] / "run").model
-    assert model.head.weight is model.embed.weight
-    assert torch.equal(model.head.weight, model.embed.weight)
+    def look(model: Decoder, *rest: Any) -> None:
+        update(model, *rest)
+        held.append(model)
+
+    monkeypatch.setattr(loop, "update", look)
+    start = folder / "run" / "checkpoints" / "step-000015"
+    run(tiny(folder), folder / "tied", resume=str(start))
+    run(tiny(folder, "train.steps=3"), folder / "tied anew", init_from=start)
+    assert len(held) == 5 + 3
+    for model in (*held, load_run(folder / "run").model, load_run(folder / "tied").model):
+        assert model.head.weight is model.embed.weight
+        assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
+        assert sum(p.numel() for p in model.parameters() if p.shape == (257, 32)) == 257 * 32
+    with safe_open(start / "model.safetensors", "pt") as file:
+        assert sum(file.get_slice(name).get_shape() == [257, 32] for name in file.keys()) == 1  # noqa: SIM118
 
 
 def test_a_run_whose_checkpoints_are_damaged_is_refused_and_keeps_its_records(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from octlm import sampling
 from octlm.command import RunFailed
-from octlm.config import ModelConfig
+from octlm.config import ModelConfig, load_config
 from octlm.model import Decoder
 from octlm.sampling import Filters, draw, generate, stream
 
@@ -77,8 +77,13 @@ def test_c2_top_k_of_ties_keeps_exactly_k_lowest_ids_first() -> None:
     flat = shaped(torch.zeros(3, V, dtype=torch.float64), top_k=7)
     assert flat.nonzero()[:, 1].tolist() == [*range(7)] * 3
     assert torch.equal(shaped(row(2, 1, 1), top_k=0), shaped(row(2, 1, 1)))
+    flat_model = constant(*[0.0] * V)
+    assert uncached(flat_model, [[1]], 50, top_k=0) == uncached(flat_model, [[1]], 50)  # 0 is off, not "nothing"
+    assert uncached(flat_model, [[1]], 50, top_k=1) == [[0] * 50]
     with pytest.raises(ValueError, match="top_k must be an integer >= 0; got -1"):
         uncached(counting, [[1]], 1, top_k=-1)
+    with pytest.raises(ValueError, match=r"sample\.top_k=-1: must be greater than or equal to 0"):
+        load_config("base", ["sample.top_k=-1"])
 
 
 def test_c2_mutant_a_threshold_keeps_every_tie() -> None:

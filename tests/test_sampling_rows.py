@@ -84,7 +84,7 @@ def decoder(**settings: Any) -> Decoder:
 MODELS = {
     "stateful": Stateful,
     "learned": decoder,
-    "rope, sdpa": lambda: decoder(positions="rope", attention="sdpa", norm="rmsnorm", mlp="swiglu"),
+    "rope, sdpa": lambda: decoder(positions="rope", attention="sdpa", norm="rmsnorm", mlp="swiglu", context_length=32),
     "window and stride": lambda: decoder(positions="rope", window=5, stride=4, context_length=64),
     "two kinds of layer": lambda: decoder(positions="none", window=[3, 0], stride=0, attention="sdpa"),
 }
@@ -125,17 +125,19 @@ def test_b6_a_leaking_pad_would_be_seen() -> None:
             test_b6_ragged_rows_equal_single_rows_with_and_without_cache("stateful", 0)
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_b2_b11_every_prompt_length_ends_at_the_context_limit(use_cache: bool, positions: str) -> None:
-    model = decoder(positions=positions)
+def test_b2_b11_every_prompt_length_ends_at_the_context_limit(positions: str) -> None:
+    model = decoder(positions=positions, window=[6, 0], stride=4)
     for length in range(1, 17):
-        events = list(stream(model, [[1] * length], max_new_tokens=20, use_cache=use_cache))
-        assert len([token for _, token, _ in events if token is not None]) == 16 - length
-        assert [reason for *_, reason in events if reason] == ["context"]
-        assert events[-1][2] == "context"
-    with pytest.raises(ValueError, match=r"prompts\[0\] has 17 tokens, but the model's context holds 16"):
-        generate(model, [[1] * 17], max_new_tokens=1, use_cache=use_cache)
+        prompt = [(7 * i + length) % V for i in range(length)]
+        cached, whole = (list(stream(model, [prompt], max_new_tokens=20, use_cache=use)) for use in (True, False))
+        assert cached == whole
+        assert len([token for _, token, _ in whole if token is not None]) == 16 - length
+        assert [reason for *_, reason in whole if reason] == ["context"]
+        assert whole[-1][2] == "context"
+    for use in (True, False):
+        with pytest.raises(ValueError, match=r"prompts\[0\] has 17 tokens, but the model's context holds 16"):
+            generate(model, [[1] * 17], max_new_tokens=1, use_cache=use)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

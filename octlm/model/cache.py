@@ -116,7 +116,7 @@ class CachedPass:
     def _mask(self, kind: tuple[int, int], dense: bool) -> Mask:
         plan, (window, stride) = self.plans[kind], kind
         if self.plain and not window and not dense and (plan.start == 0 or self.n_tokens == 1):
-            return Mask(None, is_causal=plan.start == 0)
+            return Mask(None, is_causal=not plan.start)
         position, document, _ = plan.facts[:, :1] if self.plain else plan.facts  # plain: all rows alike
         documents = (document[:, plan.start :], document) if self.with_documents else (None, None)
         return Mask(visibility(position[:, plan.start :], position, window, stride, *documents), is_causal=False)

@@ -97,10 +97,20 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.norm = norm(config, PLACEMENTS[config.norm_placement][2])
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
-        if config.tie_head:
-            self.head.weight = self.embed.weight
+        self._tie()
+        # a load that assigns, like a move from the meta device, would make two parameters of one
+        self.register_load_state_dict_post_hook(lambda decoder, keys: decoder._tie())
         self.cap = softcap(config.logit_softcap)
         self.initialise()
+
+    def _tie(self) -> None:
+        if self.config.tie_head:
+            self.head.weight = self.embed.weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Decoder":
+        super()._apply(fn, recurse)
+        self._tie()
+        return self
 
     def initialise(self) -> None:
         """Draw all parameters anew from torch's global generator.
@@ -131,7 +141,8 @@ class Decoder(nn.Module):
         """Give the logits (B, T, V) of ids (B, T) int64.
 
         With a cache, ids follow what it holds, and are added to it. positions (B, T) int64, -1 = padding, default to
-        0, 1, ... after the cache's length; documents (B, T) int64 isolate: a token reads only its own document.
+        0, 1, ... after the cache's length; documents (B, T) int64 isolate: a token reads only its own document, which
+        positions that start again do not achieve.
         Raises ValueError on wrong shapes or dtypes, and where a position has no encoding (learned positions).
         """
         self._check(ids, positions, documents)

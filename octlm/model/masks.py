@@ -2,9 +2,12 @@
 
 One rule on absolute positions, shared by training, the cache, packed documents, padded batches and the audits:
 
-    allowed = rule(query position, key position) and key position >= 0 and same document
+    allowed = rule(query position, key position) and rule(query's order, key's order)
+              and key position >= 0 and same document
 
-and every query may read itself, since a softmax over nothing is NaN. Positions of -1 are padding.
+and every query may read itself, since a softmax over nothing is NaN. Positions of -1 are padding. The order of the
+tokens counts, too, since positions that start again in a row would show a query what comes after it; they alone
+isolate nothing.
 The rule is a sliding window with strided global columns (Child et al. 2019, arXiv 1904.10509; Beltagy et al. 2020,
 arXiv 2004.05150); window 0 is plain causal attention. True always means "may attend".
 """
@@ -55,9 +58,10 @@ def visibility(
 ) -> Tensor:
     """Build the (B or 1, 1, T, S) bool mask for queries (B or 1, T) that are the last T of the keys (B or 1, S)."""
     query, key = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)  # (B, T, 1), (B, 1, S)
-    allowed = rule(query, key, window, stride) & (key >= 0)
+    n_queries, n_keys = query.shape[-2], key.shape[-1]
+    order = torch.arange(n_keys, device=key.device)
+    allowed = rule(query, key, window, stride) & rule(order[n_keys - n_queries :, None], order) & (key >= 0)
     if query_documents is not None and key_documents is not None:
         allowed = allowed & (query_documents.unsqueeze(-1) == key_documents.unsqueeze(-2))
-    n_queries, n_keys = allowed.shape[-2:]
     itself = torch.eye(n_queries, n_keys, dtype=torch.bool, device=key.device).roll(n_keys - n_queries, dims=-1)
     return (allowed | itself).unsqueeze(1)
