@@ -231,6 +231,7 @@ def test_stories_are_short_english_of_few_words() -> None:
         assert not re.search(r"\ba [aeiou]|[.!?] [a-z]|\b(\w+) \1\b", text), text
 
 
+@pytest.mark.slow
 def test_xz_does_not_beat_the_floor() -> None:
     size, floor, pieces = 0, 0.0, []
     for number in itertools.count():

@@ -63,7 +63,7 @@ def test_a_model_that_reads_ahead_is_convicted_and_an_honest_one_is_not(
     honest, loss = trained_verdict(config, dataset, 0, 60)
     assert honest.ok and honest.worst < 1e-6 and loss < 4, (honest, loss)
     monkeypatch.setattr(masks, "rule", reads_ahead)
-    leaky, _ = trained_verdict(config, dataset, 0, 250)
+    leaky, _ = trained_verdict(config, dataset, 0, 200)
     assert not leaky.ok and leaky.worst > 1e6, leaky
 
 

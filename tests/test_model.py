@@ -136,7 +136,7 @@ def test_preflight_passes_a_good_model_and_names_what_is_wrong() -> None:
 
 
 def test_preflight_passes_every_good_model() -> None:
-    for seed in range(3):
+    for seed in range(2):
         torch.manual_seed(seed)
         findings = preflight(Decoder(ModelConfig(dim=256, n_layers=1)), torch.device("cpu"))
         assert all(finding.ok for finding in findings), findings

@@ -301,7 +301,9 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     return folder, comparable(run(config, folder / "run")), weights(folder / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGKILL, signal.SIGINT))]
+)
 def test_the_command_survives_a_signal_at_any_time(
     long: tuple[Path, list[dict[str, Any]], str], number: signal.Signals
 ) -> None:
