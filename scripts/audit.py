@@ -11,6 +11,7 @@ One line an audit; where one fails, a second line names the place. Exit 1 when a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import inspect
 import json
@@ -67,10 +68,8 @@ def main(arguments: list[str]) -> int:
     from octlm.parallel import choose_threads
 
     torch.set_num_threads(choose_threads(None))
-    if args.run or args.config:
-        audits = octlm_audits(args)
-    else:
-        audits = foreign_audits(args)
+    with contextlib.redirect_stdout(sys.stderr):  # what someone's code prints is no finding
+        audits = octlm_audits(args) if args.run or args.config else foreign_audits(args)
     unknown = set(args.only or ()) - audits.keys()
     if unknown:
         raise ValueError(f"--only {min(unknown)}: there is no such audit here; there are {', '.join(audits)}")
@@ -78,13 +77,24 @@ def main(arguments: list[str]) -> int:
     records = []
     width = max(map(len, chosen))
     for name, audit in chosen.items():
-        finding = audit()
+        finding = judged(name, audit)
         records.append({"audit": name, **{k: finite(v) for k, v in vars(finding).items()}})
         if not args.json:
             print(line(name.ljust(width), finding), flush=True)
     if args.json:
         print(json.dumps(records, indent=1, allow_nan=False))
     return 0 if all(record["ok"] for record in records) else 1
+
+
+def judged(name: str, audit: Callable[[], Finding]) -> Finding:
+    """Run one audit; what it lacks, such as a text that is gone, fails it alone. Its prints go to standard error."""
+    from octlm.audit import Finding
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return audit()
+    except (ValueError, OSError) as error:
+        return Finding(name, False, math.inf, 0.0, f"not judged: {error}", 0)
 
 
 def line(name: str, finding: Finding) -> str:
@@ -117,7 +127,11 @@ def octlm_audits(args: argparse.Namespace) -> Audits:
     trained = load_run(args.run) if args.run else None
     config = trained.config if trained else load_config(args.config, args.overrides)
     shape = config.model
-    length = min(args.length or shape.context_length, shape.context_length)
+    length = args.length or shape.context_length
+    if args.vocab_size or length > shape.context_length:
+        raise ValueError(
+            f"--vocab-size and --length: the model has {shape.vocab_size} ids and {shape.context_length} tokens"
+        )
     sizes = (shape.vocab_size, length)
     torch.manual_seed(config.train.seed)
     fresh = Decoder(shape)
@@ -279,7 +293,7 @@ def made_by(name: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), factory)
         return found() if inspect.isroutine(found) or inspect.isclass(found) else found
-    except Exception as error:  # someone's code may raise anything
+    except (Exception, SystemExit) as error:  # someone's code may do anything
         raise ValueError(f"--model {name}: {type(error).__name__}: {error}") from error
 
 
@@ -291,13 +305,19 @@ def hugging_face(folder: str) -> Any:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
     except ImportError:
-        raise ValueError("--hf needs transformers: pip install 'octlm[hf]'") from None
+        raise ValueError("--hf needs the package transformers (the extra hf; `make setup` installs it)") from None
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
     except Exception as error:
         raise ValueError(f"--hf {folder}: {type(error).__name__}: {error}") from error
+    model, loaded = found
+    if loaded["missing_keys"]:  # they would be random
+        raise ValueError(f"--hf {folder}: no weights for {', '.join(sorted(loaded['missing_keys'])[:3])}")
+    return model.eval()
 
 
 def hugging_face_step(model: Any) -> Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any]]:

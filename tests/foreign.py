@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.zoo import DIM, HEADS, VOCAB, After, Attention, Normed, Transformer, made, planted, seen
+from tests.zoo import DIM, HEADS, VOCAB, After, Attention, Normed, Transformer, causal, made, planted, seen
 
 
 class Foreign(nn.Module):
@@ -129,6 +129,32 @@ class Rotary(Attention):
         q, k = (torch.view_as_real(torch.complex(t[..., :half], t[..., half:]) * turn).flatten(-2) for t in (q, k))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(out.transpose(1, 2).flatten(2))
+
+
+class Keeps(Attention):
+    """Attention that stores its weights, and tables of positions for one length, as old code does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        if getattr(self, "length", 0) != x.shape[1]:
+            self.length = x.shape[1]
+            self.table = (torch.arange(self.length)[:, None] * 0.1).sin().to(x)
+        self.last = causal((q + self.table) @ k.mT)
+        return self.out((self.last @ v).transpose(1, 2).flatten(2))
+
+
+class EmbedsTimeFirst(Foreign):
+    """A recurrent net that looks its tokens up as (T, B)."""
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.head(self.layer(self.embed(ids.T))[0].transpose(0, 1))
+
+
+class EmbedsInPieces(Foreign):
+    """A convolution whose tokens are looked up five at a time."""
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.head(self.layer(torch.cat([self.embed(piece) for piece in ids.split(5, dim=1)], dim=1)))
 
 
 class TokenShift(nn.Module):
@@ -278,6 +304,9 @@ CLEAN: dict[str, Callable[[], nn.Module]] = {
     "cumulative maximum": layer(lambda: Apply(lambda x: x.cummax(1).values)),
     "convolution by Fourier transforms": layer(lambda: Apply(fourier)),
     "weights masked after the softmax, then renormalised": attention(renormalised),
+    "attention that stores its weights, and tables for one length": layer(Keeps),
+    "tokens looked up time first": fresh(lambda: EmbedsTimeFirst(nn.LSTM(DIM, DIM))),
+    "tokens looked up in pieces": fresh(lambda: EmbedsInPieces(CausalConv())),
     "bigram": layer(nn.Identity),
     "mixture of experts, top 2 of 4": layer(Experts),
     "mixture of experts with room for three tokens of a row": layer(Capacity),
@@ -297,7 +326,11 @@ CLEAN: dict[str, Callable[[], nn.Module]] = {
     "dropout and batch norm": layer(lambda: nn.Sequential(CausalConv(), nn.Dropout(0.5), Normed(nn.BatchNorm1d(DIM)))),
     "one-hot rows": fresh(OneHot),
 }
-EMBED = {"GRU cell": "embed", "one-hot rows": "embed"}  # where no lookup of all ids can be found
+EMBED = {
+    "GRU cell": "embed",
+    "one-hot rows": "embed",
+    "tokens looked up in pieces": "embed",
+}  # where no lookup of all ids can be found
 
 
 # ---- Hugging Face, from configurations alone

@@ -134,6 +134,22 @@ def test_anyones_module_is_audited_by_its_name(factories: Path, capsys: pytest.C
     assert lines[0].startswith("FAILED  causality") and lines[1].strip().startswith("suffix: head")
 
 
+def test_what_someone_prints_is_no_json_and_what_is_gone_fails_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], factories: Path
+) -> None:
+    (factories / "foreign_readers.py").write_text(
+        "print('hello')\n" + FACTORIES + "\ndef leave(): raise SystemExit(7)\n"
+    )
+    assert table(capsys, "--model", "foreign_readers:clean", "--only", "health")[0] == 0
+    with pytest.raises(ValueError, match="SystemExit: 7"):
+        audit.main(["--model", "foreign_readers:leave"])
+    run(tiny(tmp_path, "train.steps=2"), tmp_path / "run")
+    (tmp_path / "text.txt").unlink()
+    capsys.readouterr()
+    code, found = table(capsys, "--run", str(tmp_path / "run"), "--only", "masks", "--only", "targets")
+    assert code == 1 and found["masks"]["ok"] and "not judged: data.path" in found["targets"]["where"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -147,6 +163,8 @@ def test_anyones_module_is_audited_by_its_name(factories: Path, capsys: pytest.C
         (["--model", "foreign_readers:clean", "--length", "0"], "--length 0: must be at least 2"),
         (["--hf", "nowhere"], "no config.json"),
         (["--run", "nowhere"], "nowhere"),
+        (["--config", "day1", "--length", "129"], "1024 ids and 128 tokens"),
+        (["--config", "day1", "--vocab-size", "5"], "1024 ids and 128 tokens"),
         (["--config", "day0"], "day0"),
     ],
 )
@@ -164,6 +182,15 @@ def test_a_hugging_face_directory_is_audited(tmp_path: Path, capsys: pytest.Capt
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     code, found = table(capsys, "--hf", str(tmp_path / "gpt2"))
     assert code == 0 and list(found) == ["causality", "cache"], found
+    path = tmp_path / "gpt2" / "config.json"
+    path.write_text(path.read_text().replace('"n_layer": 2', '"n_layer": 3'))
+    with pytest.raises(ValueError, match=r"no weights for transformer\.h\.2"):
+        audit.main(["--hf", str(tmp_path / "gpt2")])
+    path.write_text('{"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "mine.Mine"}}')
+    (tmp_path / "gpt2" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ValueError, match="--hf"):
+        audit.main(["--hf", str(tmp_path / "gpt2")])
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_command_exits_with_the_verdict(factories: Path) -> None:

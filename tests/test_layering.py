@@ -29,7 +29,7 @@ TOP_NAMES = {"train", "generate", "scripts", "labs", "tests"}
 
 MAX_FILE_LINES = 400
 MAX_PACKAGE_LINES = 5500  # octlm/ without octlm/audit/, which is read and used apart from it
-MAX_AUDIT_LINES = 1300
+MAX_AUDIT_LINES = 1400
 
 # What may be named only in these files.
 HOMES = {
@@ -266,7 +266,7 @@ PLANTED: list[tuple[Rule, Sources]] = [
     (long_files, {"octlm/loop.py": "\n" * 401}),
     (long_files, {"train.py": "\n" * 401}),
     (long_package, {f"octlm/model/part{i}.py": "\n" * 393 for i in range(14)}),
-    (long_package, {f"octlm/audit/part{i}.py": "\n" * 326 for i in range(4)}),
+    (long_package, {f"octlm/audit/part{i}.py": "\n" * 351 for i in range(4)}),
     (names_away_from_home, {"octlm/loop.py": "import torch.distributed as dist\n"}),
     (names_away_from_home, {"octlm/loop.py": "from torch import distributed\n"}),
     (names_away_from_home, {"train.py": "import torch\ntorch.distributed.barrier()\n"}),

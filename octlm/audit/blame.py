@@ -61,13 +61,13 @@ def first_reader(subject: Subject, embed: nn.Module | None, ids: Tensor, kept: T
         outputs.extend(((name, i), tensor) for i, tensor in enumerate(floats(output)))
 
     with subject.watch(keep):
-        _, embedded = embedded_logits(subject, embed, ids)
+        _, calls = embedded_logits(subject, embed, ids)
     generator = torch.Generator().manual_seed(0)
     for key, tensor in outputs:
         output = layout(key, tensor) if tensor.requires_grad else None
         if output is not None:
             here = kept.to(output.device)
-            gradient = gradient_by_token(output, cotangent(output, here, generator), embedded, ids.shape)
+            gradient = gradient_by_token(output, cotangent(output, here, generator), calls, ids)
             if bool(gradient.masked_fill(here, 0).any()):
                 return key[0]
     return WHOLE
@@ -127,4 +127,4 @@ def apart(a: Tensor, b: Tensor) -> Tensor:
 def difference(a: Tensor, b: Tensor) -> float:
     """Give the largest |a - b|; NaN counts as equal to NaN, and as infinitely far from a number."""
     distance = torch.where(a.isnan() & b.isnan(), torch.zeros_like(a), apart(a, b))
-    return float(distance.nan_to_num(nan=float("inf")).max()) if a.numel() else 0.0
+    return float(distance.nan_to_num(nan=float("inf"), posinf=float("inf")).max()) if a.numel() else 0.0

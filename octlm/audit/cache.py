@@ -28,8 +28,8 @@ def cache(full: Callable[..., Any], step: Step, ids: Tensor, *, tolerance: float
     Both in eval mode. `tolerance` is in units of the largest logit, or of 1. Raises ValueError unless ids are (B, T)
     with T of at least 2.
     """
-    if ids.dim() != 2 or ids.shape[1] < 2:
-        raise ValueError(f"cache: ids {tuple(ids.shape)}: need (B, T) with T >= 2")
+    if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
+        raise ValueError(f"cache: ids {tuple(ids.shape)}: need (B, T) with B >= 1 and T >= 2")
     others = ids.flip(1)  # another sequence of the same shape
     try:
         logits, other_logits = Subject(full)(ids), Subject(full)(others)
@@ -41,6 +41,8 @@ def cache(full: Callable[..., Any], step: Step, ids: Tensor, *, tolerance: float
             for turn, expected in ((0, logits), (1, other_logits)):
                 cases += 1
                 found = torch.cat([chunks[turn] for chunks in turns], dim=1)
+                if found.shape != expected.shape:
+                    raise NotJudged(f"the steps give {tuple(found.shape)}, the full pass {tuple(expected.shape)}")
                 apart = difference(found, expected)
                 if apart > worst:
                     worst = apart

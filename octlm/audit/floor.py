@@ -38,6 +38,7 @@ def floor(log_q: Sequence[float], log_p: Sequence[float], *, alpha: float = 1e-6
     probability alpha at most. worst is the e-value (inf where it overflows). Raises ValueError for lists of different
     lengths, an empty one, a NaN, a log-probability above 0, an infinite log_p, alpha outside (0, 1), or looks below 1.
     """
+    log_q, log_p = [float(x) for x in log_q], [float(x) for x in log_p]
     if len(log_q) != len(log_p) or not log_q:
         raise ValueError(f"floor: {len(log_q)} and {len(log_p)} texts: need as many, and one at least")
     if not 0 < alpha < 1 or looks < 1:

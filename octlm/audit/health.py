@@ -8,7 +8,6 @@ residual  the matrices that write to the residual stream, found by watching what
           drawn smaller by `residual_scale` (1 / sqrt(2 x layers) in Radford et al. 2019)
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from octlm.audit.blame import difference
 from octlm.audit.finding import Finding
-from octlm.audit.subject import NotJudged, Subject
+from octlm.audit.subject import NotJudged, Subject, copy_of
 
 LOSS_TOKENS = 512  # at least, for the first loss
 BLOCK = 32  # tokens of the batch that is learned by heart
@@ -61,7 +60,7 @@ def health(
     for name in parts:
         trial = Trial(vocab_size, length, loss_margin, residual_scale, device, torch.Generator().manual_seed(seed))
         try:
-            measure = PARTS[name](copy.deepcopy(model).eval(), trial)
+            measure = PARTS[name](copy_of(model).eval(), trial)
         except NotJudged as reason:
             measure = Measure(math.inf, 0.0, f"not judged: {reason}")
         measures.append(measure)
@@ -112,7 +111,7 @@ def gradients(model: nn.Module, trial: Trial) -> Measure:
     """Name the parameters that never get a gradient, in two steps at most: an output may start at zero."""
     without = set(trainable(model))
     optimizer = torch.optim.SGD(trainable(model).values(), lr=0.1)
-    ids, targets = draw(trial, trial.length)
+    ids, targets = draw(trial, LOSS_TOKENS)  # enough that sparse experts all get some
     for _ in range(2):
         optimizer.zero_grad(set_to_none=True)
         loss_of(Subject(model, trial.device), ids, targets).backward()

@@ -19,6 +19,8 @@ def parity(a: Callable[..., Any], b: Callable[..., Any], inputs: Iterable[Any], 
     Every tensor of the output counts (of an object with logits, these). worst is the largest |a - b| - rtol |b|, to be
     held against atol.
     """
+    if not (atol >= 0 and rtol >= 0):
+        raise ValueError(f"parity: atol={atol}, rtol={rtol}: need numbers from 0 on")
     worst, where, cases = 0.0, "", 0
     for number, x in enumerate(inputs):
         arguments = x if isinstance(x, tuple) else (x,)
@@ -29,11 +31,11 @@ def parity(a: Callable[..., Any], b: Callable[..., Any], inputs: Iterable[Any], 
                 CLAIM, False, float("inf"), atol, f"input {number}: shapes {shapes[0]} and {shapes[1]}", cases
             )
         for i, (left, right) in enumerate(zip(mine, theirs, strict=True)):
-            cases += 1
-            left, right = left.double(), right.double().to(left.device)
-            excess = torch.where(left == right, 0.0, (left - right).abs() - rtol * right.abs()).nan_to_num(
-                nan=float("inf")
-            )
+            cases += left.numel() > 0
+            wide = torch.complex128 if left.is_complex() or right.is_complex() else torch.float64
+            left, right = left.to(wide), right.to(left.device, wide)
+            excess = torch.where(left == right, 0.0, (left - right).abs() - rtol * right.abs())
+            excess = excess.nan_to_num(nan=float("inf"), posinf=float("inf"))
             if excess.numel() and float(excess.max()) > worst:
                 worst = float(excess.max())
                 place = [int(k) for k in torch.unravel_index(excess.argmax(), excess.shape)]

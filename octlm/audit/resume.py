@@ -24,6 +24,7 @@ def resume(session: Session, n: int, k: int) -> Finding:
     """
     if not 0 < k < n:
         raise ValueError(f"resume: n={n}, k={k}: need 0 < k < n")
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
     disturb(1)
     middle, early = session(None, k)
     middle = copy.deepcopy(middle)  # as a file would hold it
@@ -31,6 +32,8 @@ def resume(session: Session, n: int, k: int) -> Finding:
     whole, losses = session(None, n)
     disturb(3)
     resumed, late = session(middle, n - k)
+    torch.set_rng_state(torch_state)
+    random.setstate(python_state)
     if len(losses) != n or len(early) != k or len(late) != n - k:
         counts = f"{len(losses)}, {len(early)} and {len(late)} losses for {n}, {k} and {n - k} steps"
         return Finding(CLAIM, False, float("inf"), 0.0, counts, 0)
@@ -49,8 +52,10 @@ def disturb(seed: int) -> None:
 
 def differences(a: Any, b: Any, place: str) -> list[tuple[str, float]]:
     """Give the places where two states differ, and by how much (inf: in kind)."""
+    if hasattr(a, "__array__") and hasattr(b, "__array__"):  # numpy's
+        a, b = torch.as_tensor(a), torch.as_tensor(b)
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype:
-        if torch.equal(a, b):
+        if bool(((a == b) | (a != a) & (b != b)).all()):
             return []
         return [(place, float((a.double() - b.double()).abs().max()))]
     if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():

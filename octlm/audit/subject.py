@@ -9,7 +9,7 @@ import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -72,7 +72,8 @@ class Subject:
         """Call a hook after every module, in order of completion, until the context that this gives is left."""
         with ExitStack() as hooks:
             for name, module in self.modules.items():
-                hooks.callback(module.register_forward_hook(functools.partial(hook, name)).remove)
+                with suppress(RuntimeError):  # a compiled script takes no hooks: its parts stay unnamed
+                    hooks.callback(module.register_forward_hook(functools.partial(hook, name)).remove)
             return hooks.pop_all()
 
     def trace(self, ids: Tensor) -> dict[Key, Tensor]:
@@ -98,7 +99,7 @@ def parts_of(model: Any) -> list[Any]:
         return [model.__self__]
     if isinstance(model, types.FunctionType):
         return [*(cell.cell_contents for cell in model.__closure__ or ()), *global_modules(model).values()]
-    return []
+    return list(vars(model).values()) if hasattr(model, "__dict__") and not isinstance(model, type) else []
 
 
 def global_modules(function: types.FunctionType) -> dict[str, nn.Module]:
@@ -111,15 +112,24 @@ def modules_of(model: Any) -> dict[str, nn.Module]:
     """Give a model's modules by dotted name, itself as <model>; of a function, those that it holds."""
     if isinstance(model, nn.Module):
         return {name or WHOLE: module for name, module in model.named_modules()}
-    return {name: module for part in parts_of(model) if callable(part) for name, module in modules_of(part).items()}
+    found: dict[str, nn.Module] = {}
+    for number, part in enumerate(part for part in parts_of(model) if callable(part)):
+        for name, module in modules_of(part).items():
+            found[f"{number}:{name}" if name in found else name] = module
+    return found
 
 
 def copy_of(model: Any) -> Any:
-    """Copy a callable with all that it holds; copy.deepcopy takes a function for a constant."""
+    """Copy a callable with all that it holds; copy.deepcopy takes a function for a constant.
+
+    It also refuses a tensor that was computed with a graph, as modules keep that store their attention weights.
+    """
+    kept = (value for module in modules_of(model).values() for value in vars(module).values())
+    memo: dict[int, Any] = {id(x): x.detach().clone() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
     if not isinstance(model, types.FunctionType):
-        return copy.deepcopy(model)
-    cells = tuple(types.CellType(copy.deepcopy(cell.cell_contents)) for cell in model.__closure__ or ())
-    names = {**model.__globals__, **copy.deepcopy(global_modules(model))}
+        return copy.deepcopy(model, memo)
+    cells = tuple(types.CellType(copy.deepcopy(cell.cell_contents, memo)) for cell in model.__closure__ or ())
+    names = {**model.__globals__, **copy.deepcopy(global_modules(model), memo)}
     copied = types.FunctionType(model.__code__, names, model.__name__, model.__defaults__, cells)
     copied.__kwdefaults__ = model.__kwdefaults__
     return copied
@@ -175,6 +185,9 @@ def in_float64(subject: Subject) -> Subject:
     model = copied.model
     for module in copied.modules.values():
         module.double()
+        for name, value in vars(module).items():  # a table that is no buffer
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(module, name, value.double())
 
     def call(ids: Tensor) -> Tensor:
         default = torch.get_default_dtype()

@@ -17,7 +17,7 @@ def targets(x: Tensor, y: Tensor, *, ignore: tuple[int, ...] = (-1, -100)) -> Fi
     if x.shape != y.shape or x.dim() not in (1, 2):
         raise ValueError(f"targets: x {tuple(x.shape)}, y {tuple(y.shape)}: need the same (B, T)")
     x, y = torch.atleast_2d(x), torch.atleast_2d(y)
-    counted = torch.stack([y != i for i in ignore]).all(dim=0)
+    counted = torch.stack([torch.ones_like(y, dtype=torch.bool), *(y != i for i in ignore)]).all(dim=0)
     found = {shift: disagreements(x, y, counted, shift) for shift in (1, 0, 2, -1)}
     wrong, cases = found[1]
     where = ""
@@ -33,6 +33,6 @@ def targets(x: Tensor, y: Tensor, *, ignore: tuple[int, ...] = (-1, -100)) -> Fi
 def disagreements(x: Tensor, y: Tensor, counted: Tensor, shift: int) -> tuple[int, int]:
     """Count the targets that are not the token `shift` places on, and those that could be compared."""
     length = x.shape[1]
-    here = torch.arange(max(0, -shift), min(length, length - shift))
+    here = torch.arange(max(0, -shift), max(0, -shift, min(length, length - shift)))
     wrong = (x[:, here + shift] != y[:, here]) & counted[:, here]
     return int(wrong.sum()), int(counted[:, here].sum())
