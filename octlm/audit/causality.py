@@ -10,7 +10,7 @@ gradient  d logits[<= t] / d embedding[> t] is exactly zero, under a random cota
 length    a prefix alone has the logits that it has inside a longer input, in float64, since float32 kernels regroup:
           positions counted from the end, division by the length, statistics over the sequence
 rows      the other rows' content changes nothing: batch statistics, expert capacity, packed rows
-state     the same call twice, and once more after all the others, gives the same
+state     the same call gives the same twice, after all the others, and in a copy of the model with another past
 
 Where kernels regroup rows (expert routing), float32 differs by roundings: a difference of at most ROUNDING is judged
 again in float64. A part that cannot be tested is a failure that says "not judged".
