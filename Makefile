@@ -22,7 +22,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile
 STAMP = .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup prepare train generate audit tensorboard test test-all lint clean no-python
+.PHONY: help setup prepare train generate audit tensorboard web test-web test test-all lint clean no-python
 
 help: ## show this text
 	@echo 'octlm: train, sample and prove a tiny decoder-only language model'
@@ -50,6 +50,12 @@ audit: $(STAMP) ## RUN=day1 | test what a trained run claims: causality, cache, 
 
 tensorboard: $(STAMP) ## look at the curves of runs/ in a browser
 	$(PY) -m tensorboard.main --logdir runs $(ARGS)
+
+web: ## build the page and open it in a browser (Node 20 or newer)
+	cd web && npm ci --no-audit --no-fund && npm run build && npm run preview -- --open $(ARGS)
+
+test-web: ## hold the page's numbers to PyTorch's
+	cd web && npm ci --no-audit --no-fund && npm test $(ARGS)
 
 test: $(STAMP) ## run the tests that take at most two minutes together
 	$(PYTEST) -m 'not slow' $(ARGS)

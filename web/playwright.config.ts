@@ -1,0 +1,18 @@
+import { defineConfig } from '@playwright/test'
+
+const flags = [
+  '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync',
+]
+
+export default defineConfig({
+  testDir: 'test/e2e',
+  workers: 1,
+  timeout: 60_000,
+  reporter: [['list']],
+  use: {
+    baseURL: 'http://localhost:4173',
+    viewport: { width: 1280, height: 900 },
+    launchOptions: { executablePath: process.env['CHROMIUM'] ?? '/usr/bin/chromium', args: flags },
+  },
+  webServer: { command: 'npx vite preview', url: 'http://localhost:4173', timeout: 30_000 },
+})
