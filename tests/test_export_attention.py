@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octlm import CausalSelfAttention, ModelConfig
+from octlm.command import RunFailed
+from scripts.export import main
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "web" / "public" / "data"
@@ -33,10 +35,10 @@ def test_two_exports_are_the_same_bytes_whatever_the_threads(tmp_path: Path) -> 
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-def test_the_committed_files_are_what_the_script_writes(tmp_path: Path) -> None:
-    done = export("--check")
-    assert done.returncode == 0, done.stderr
-    assert export("--out", str(tmp_path)).returncode == 0
+def test_the_committed_files_are_what_the_script_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["attention", "--check"])
+    assert "identical, byte for byte" in (said := capsys.readouterr().out) or "equal within" in said
+    main(["attention", "--out", str(tmp_path)])
     committed, fresh = load_file(DATA / "attention.safetensors"), load_file(tmp_path / "attention.safetensors")
     drawn = [name for name in fresh if name.endswith(".weight") or name in ("x", "edited.direction")]
     assert len(drawn) == 6
@@ -113,6 +115,5 @@ def test_check_finds_a_planted_difference(tmp_path: Path, fault: str) -> None:
         save_file(tensors, file)
         manifest = json.loads(listing.read_text("utf-8"))
         listing.write_text(json.dumps({**manifest, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}), "utf-8")
-    done = export("--check", "--out", str(tmp_path / "data"))
-    assert done.returncode == (2 if fault == "missing" else 1)
-    assert done.stderr.count("\n") == 1 and "attention" in done.stderr
+    with pytest.raises(ValueError if fault == "missing" else RunFailed, match="attention"):
+        main(["attention", "--check", "--out", str(tmp_path / "data")])

@@ -30,6 +30,6 @@ export function checks(layer: Fixture, traces: Readonly<Record<Mask, Trace>>): v
         h('tr', {}, h('th', { scope: 'row' }, NAMES[name]), h('td', {}, count(n)), cell(both.causal, i), cell(both.none, i))))),
     h('p', { class: 'provenance' }, `Data: attention.safetensors (${count(manifest.bytes)} bytes), sha256 ${manifest.sha256.slice(0, 16)}…, checked on loading. PyTorch ${manifest.torch}, seed ${manifest.seed}, CausalSelfAttention of octlm with nn.Linear’s own initialisation.${__COMMIT__ ? ` Built from commit ${__COMMIT__}.` : ''}`),
   )
-  const line = `Source: attention.safetensors, sha256 ${manifest.sha256.slice(0, 12)}…; PyTorch ${manifest.torch}, seed ${manifest.seed}; untrained, so no pattern here means anything.`
+  const line = `Source: attention.safetensors, sha256 ${manifest.sha256.slice(0, 12)}…; PyTorch ${manifest.torch}, seed ${manifest.seed}${__COMMIT__ ? `; commit ${__COMMIT__}` : ''}; untrained, so no pattern here means anything.`
   for (const place of document.querySelectorAll('[data-provenance]')) setText(place, line)
 }

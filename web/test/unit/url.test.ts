@@ -60,6 +60,12 @@ describe('the address', () => {
     }), { seed: 5, numRuns: 1000 })
   })
 
+  it('brings the cell inside the table of its step', () => {
+    expect(parse('#step=scores&cell=5,15', limits)).toMatchObject({ row: 5, column: 7 })
+    expect(parse('#step=qkv&cell=0,9', limits)).toMatchObject({ row: 0, column: 7 })
+    expect(parse('#step=output&cell=7,15', limits)).toMatchObject({ row: 7, column: 15 })
+  })
+
   it('takes plain decimals only', () => {
     expect(['1.5', '-20', '+.5', '1e-3', '2.'].map(decimal)).toEqual([1.5, -20, 0.5, 0.001, 2])
     expect(['', '-', '.', 'e5', '1,5', ' 1', '0x1', 'Infinity', '1e999', undefined].map(decimal)).toEqual(new Array(10).fill(undefined))
