@@ -7,7 +7,7 @@ const flags = [
 export default defineConfig({
   testDir: 'test/e2e',
   workers: 1,
-  timeout: 60_000,
+  timeout: 180_000, // against hanging; the longest takes 20 s on two cores
   reporter: [['list']],
   use: {
     baseURL: 'http://localhost:4173',

@@ -120,6 +120,8 @@ test.describe('accessibility', () => {
     const style = await cell(page, 5, 2).evaluate((element) => getComputedStyle(element).outlineStyle)
     expect(style).toBe('solid')
     await expect(cell(page, 2, 5)).toContainText('masked, t5 is after t2')
+    expect(await cell(page, 2, 5).evaluate((element) => getComputedStyle(element).borderTopStyle)).toBe('dotted')
+    expect(await cell(page, 5, 1).evaluate((element) => getComputedStyle(element).borderTopStyle)).toBe('solid')
   })
 
   test('reduced motion: nothing moves by itself', async ({ page }) => {
