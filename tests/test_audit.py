@@ -20,6 +20,7 @@ from octlm.config import ModelConfig, OptimConfig
 from octlm.model import Decoder, attention_mask, masks
 from octlm.optim import build_optimizers
 from octlm.preflight import margin
+from scripts.audit import octlm_step
 from tests.variants import AXES, TINY, build, some_ids
 
 MASKS = AXES["window", "stride"]
@@ -66,21 +67,11 @@ def test_dependency_sees_through_isolated_documents() -> None:
 # ---- cache
 
 
-def step_of(model: Decoder) -> Any:
-    """The step that audit.cache takes, with a KVCache as its state."""
-
-    def step(new: Tensor, state: Any) -> tuple[Tensor, Any]:
-        state = state or model.new_cache(len(new), LENGTH)
-        return model(new, state), state
-
-    return step
-
-
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_right_cache_passes(mask: tuple[Any, Any], dtype: torch.dtype) -> None:
     model = build({**TINY, "positions": "rope", "window": mask[0], "stride": mask[1]}, dtype)
-    finding = audit.cache(model, step_of(model), some_ids(2))
+    finding = audit.cache(model, octlm_step(model, LENGTH), some_ids(2))
     assert finding.ok, finding
 
 
@@ -330,11 +321,35 @@ READER = Reader()
 
 def test_a_model_may_be_wrapped_in_what_calls_it() -> None:
     inner = Reader()
-    wrapped = [lambda ids: inner(ids), lambda ids: (READER(ids),), functools.partial(inner.forward), inner.forward,
-               nn.DataParallel(inner)]  # fmt: skip
+
+    def plain(ids: Tensor) -> Tensor:
+        return inner(ids)
+
+    def itself(ids: Tensor, deep: bool = True) -> Tensor:
+        return itself(ids, False) if deep else inner(ids)
+
+    def unfinished(ids: Tensor) -> Tensor:
+        return never(ids)  # noqa: F821  deleted before it is called
+
+    never = plain
+    del never  # what `unfinished` closes over is gone
+    assert "not judged: it raises NameError" in audit.causality(unfinished, 31, 9).where
+
+    wrapped = [
+        plain,
+        itself,
+        inner.forward,
+        lambda ids: plain(ids),
+        lambda ids, model=inner: model(ids),
+        lambda ids: (READER(ids),),
+        functools.partial(plain),
+        functools.partial(lambda model, ids: model(ids), inner),
+        nn.DataParallel(inner),
+    ]
     for model in wrapped:
         finding = audit.causality(model, 31, 9)
         assert finding.ok, finding
+        assert {p.dtype for m in (inner, READER) for p in m.parameters()} == {torch.float32}, "the copy shares a module"
     leaky = audit.causality(lambda ids: inner(ids) + 0.1 * READER(ids.flip(1)).flip(1), 31, 9)
     assert not leaky.ok and "suffix" in leaky.where
 

@@ -65,11 +65,10 @@ def chunkings(length: int) -> list[list[int]]:
 def decode(step: Step, ids: Tensor, sizes: list[int]) -> Iterator[Tensor]:
     """Yield the logits of each chunk; raises NotJudged where a step does."""
     state: Any = None
-    for part in ids.split(sizes, dim=1):
 
-        def one(new: Tensor) -> Any:
-            nonlocal state
-            logits, state = step(new, state)
-            return logits
+    def one(new: Tensor) -> Any:
+        nonlocal state
+        logits, state = step(new, state)
+        return logits
 
-        yield Subject(one)(part)
+    yield from map(Subject(one), ids.split(sizes, dim=1))

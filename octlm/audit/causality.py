@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from octlm.audit.blame import apart, difference, first_by_length, first_changed, first_reader
-from octlm.audit.finding import Finding
+from octlm.audit.finding import Finding, Measure
 from octlm.audit.gradients import cotangent, embedded_logits, gradient_by_token
 from octlm.audit.subject import LOGITS, WHOLE, Key, NotJudged, Subject, eval_mode, in_float64, scale
 
@@ -45,14 +45,6 @@ class Pair(NamedTuple):
     ids: Tensor
     changed: Tensor
     kept: Tensor  # (B, T) bool
-
-
-class Leak(NamedTuple):
-    """What one part found."""
-
-    worst: float
-    tolerance: float
-    where: str
 
 
 def causality(
@@ -81,9 +73,9 @@ def causality(
     audit = Audit(subject, embed, vocab_size, length, cuts, ids, torch.Generator().manual_seed(seed))
     with eval_mode(model):
         leaks = audit.run()
-    worst = max(leaks, key=lambda leak: leak.worst, default=Leak(0.0, 0.0, ""))
+    worst = max(leaks, key=lambda leak: leak.worst, default=Measure(0.0, 0.0, ""))
     claim = f"{CLAIM}, at {length} tokens"
-    return Finding(claim, not leaks, worst.worst, worst.tolerance, "; ".join(leak.where for leak in leaks), audit.cases)
+    return Finding(claim, not leaks, worst.worst, worst.tolerance, "; ".join(leak.what for leak in leaks), audit.cases)
 
 
 class Audit:
@@ -108,7 +100,7 @@ class Audit:
         self.before: dict[Key, Tensor] | None = None
         self.cases = 0
 
-    def run(self) -> list[Leak]:
+    def run(self) -> list[Measure]:
         """Go through the parts; give what leaks, or cannot be judged, in their order."""
         with suppress(NotJudged):
             self.twin  # noqa: B018  made before the first call, which may leave tables of its dtype behind
@@ -119,13 +111,13 @@ class Audit:
         leaks += self.part("length", self.prefixes) + self.part("rows", self.rows)
         return leaks + self.part("state", self.state)
 
-    def part(self, name: str, test: Callable[[], Leak | None]) -> list[Leak]:
+    def part(self, name: str, test: Callable[[], Measure | None]) -> list[Measure]:
         """Run one part and put its name before what it found."""
         try:
             leak = test()
         except NotJudged as reason:
-            leak = Leak(float("inf"), 0.0, f"not judged: {reason}")
-        return [leak._replace(where=f"{name}: {leak.where}")] if leak else []
+            leak = Measure(float("inf"), 0.0, f"not judged: {reason}")
+        return [leak._replace(what=f"{name}: {leak.what}")] if leak else []
 
     @cached_property
     def twin(self) -> Subject:
@@ -133,7 +125,7 @@ class Audit:
         return in_float64(self.subject)
 
     @torch.no_grad()
-    def state(self) -> Leak | None:
+    def state(self) -> Measure | None:
         """Call twice with the same ids; compare with the first such call, and with a copy that had another past."""
         copied = self.subject.copied() if self.before is None else None  # before the first call, or it had this past
         first, second = self.subject.trace(self.same), self.subject.trace(self.same)
@@ -149,18 +141,18 @@ class Audit:
             if worst > tolerance * scale(logits):
                 moved = (k for k, a in earlier.items() if k not in again or differs(a, again[k], tolerance))
                 what = f"{next(moved)[0]}: the same ids in another call change the logits by {worst:.3g}"
-                return Leak(worst, tolerance * scale(logits), what)
+                return Measure(worst, tolerance * scale(logits), what)
         return None
 
-    def suffix(self) -> Leak | None:
+    def suffix(self) -> Measure | None:
         """Replace every later token."""
         return self.compare_all(self.pairs(), "tokens after {} change")
 
-    def rows(self) -> Leak | None:
+    def rows(self) -> Measure | None:
         """Replace every other row."""
         return self.compare_all(self.row_pairs(), "the other rows change")
 
-    def gradient(self) -> Leak | None:
+    def gradient(self) -> Measure | None:
         """Ask for d logits[<= t] / d embedding[> t]."""
         for pair in self.pairs():
             self.cases += len(pair.ids)
@@ -170,7 +162,7 @@ class Audit:
                 row, token = divmod(int(place), pair.ids.shape[1])
                 name = first_reader(self.subject, self.embed, pair.ids, pair.kept)
                 what = f"{name}: logits up to {last_kept(pair, row)} have a gradient to token {token}"
-                return Leak(float(worst), 0.0, what)
+                return Measure(float(worst), 0.0, what)
         return None
 
     def leak_to_later(
@@ -192,7 +184,7 @@ class Audit:
         return float(leak.max()) <= SHRINKS * worst
 
     @torch.no_grad()
-    def prefixes(self) -> Leak | None:
+    def prefixes(self) -> Measure | None:
         """Compare a prefix alone with the same inside a longer input, in float64."""
         ids = self.draw(2, self.length)
         try:
@@ -211,7 +203,7 @@ class Audit:
             if not worst <= tolerance:
                 name = first_by_length(twin, ids, cut + 1, EXACT)
                 what = f"{name}: logits up to {cut} change by {worst:.3g} when {self.length} tokens are there"
-                return Leak(worst, tolerance, what)
+                return Measure(worst, tolerance, what)
         return None
 
     # -- inputs
@@ -275,7 +267,7 @@ class Audit:
     # -- comparisons
 
     @torch.no_grad()
-    def compare_all(self, pairs: Iterator[Pair], change: str) -> Leak | None:
+    def compare_all(self, pairs: Iterator[Pair], change: str) -> Measure | None:
         """Compare the logits of pairs where they are kept; give the first leak."""
         for pair in pairs:
             self.cases += len(pair.ids)
@@ -287,7 +279,7 @@ class Audit:
                 continue
             row, position = divmod(int(place), pair.ids.shape[1])
             what = f"logits[{position}] change by {float(worst):.3g} when " + change.format(last_kept(pair, row))
-            return Leak(float(worst), 0.0, f"{self.guilty(pair)}: {what}")
+            return Measure(float(worst), 0.0, f"{self.guilty(pair)}: {what}")
         return None
 
     def guilty(self, pair: Pair) -> str:

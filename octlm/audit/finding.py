@@ -1,6 +1,15 @@
 """What did an audit see?"""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Measure(NamedTuple):
+    """What one part of an audit found: a fault where worst exceeds tolerance."""
+
+    worst: float
+    tolerance: float
+    what: str
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from octlm.audit.blame import difference
-from octlm.audit.finding import Finding
+from octlm.audit.finding import Finding, Measure
 from octlm.audit.subject import NotJudged, Subject, copy_of
 
 LOSS_TOKENS = 512  # at least, for the first loss
@@ -26,14 +26,6 @@ BLOCK = 32  # tokens of the batch that is learned by heart
 MEMORY_STEPS, MEMORY_SHARE = 300, 0.1  # updates at most, to this share of the first loss
 DRAWN = 0.15  # how far a spread may be from its own: 300 numbers scatter by 0.04, and one layer's scale is 0.29 off
 ADDITIONS = ("add", "__add__", "__radd__", "__iadd__", "add_")
-
-
-class Measure(NamedTuple):
-    """What one part found: a fault where worst exceeds tolerance."""
-
-    worst: float
-    tolerance: float
-    what: str
 
 
 def health(
@@ -60,7 +52,7 @@ def health(
     for name in parts:
         trial = Trial(vocab_size, length, loss_margin, residual_scale, device, torch.Generator().manual_seed(seed))
         try:
-            measure = PARTS[name](copy_of(model).eval(), trial)
+            measure = PARTS[name](copy_of(model, {}).eval(), trial)
         except NotJudged as reason:
             measure = Measure(math.inf, 0.0, f"not judged: {reason}")
         measures.append(measure)

@@ -25,15 +25,17 @@ def resume(session: Session, n: int, k: int) -> Finding:
     if not 0 < k < n:
         raise ValueError(f"resume: n={n}, k={k}: need 0 < k < n")
     torch_state, python_state = torch.get_rng_state(), random.getstate()
-    disturb(1)
-    middle, early = session(None, k)
-    middle = copy.deepcopy(middle)  # as a file would hold it
-    disturb(2)
-    whole, losses = session(None, n)
-    disturb(3)
-    resumed, late = session(middle, n - k)
-    torch.set_rng_state(torch_state)
-    random.setstate(python_state)
+    try:
+        disturb(1)
+        middle, early = session(None, k)
+        middle = copy.deepcopy(middle)  # as a file would hold it
+        disturb(2)
+        whole, losses = session(None, n)
+        disturb(3)
+        resumed, late = session(middle, n - k)
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
     if len(losses) != n or len(early) != k or len(late) != n - k:
         counts = f"{len(losses)}, {len(early)} and {len(late)} losses for {n}, {k} and {n - k} steps"
         return Finding(CLAIM, False, float("inf"), 0.0, counts, 0)

@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 SHORT_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
+EMPTY = types.CellType()  # what a function closes over before it has a value
+
 WHOLE = "<model>"  # no module inside it, or none of which hooks see the output
 
 Key = tuple[str, int]  # a module's dotted name, and the number of the tensor among all that it gave out
@@ -62,11 +64,12 @@ class Subject:
         return logits
 
     def copied(self) -> "Subject | None":
-        """Give a copy with a past of its own; None where there is none to be had."""
+        """Give a copy with a past of its own, that shares no module; None where there is none to be had."""
         try:
-            return Subject(copy_of(self.model), self.device)
+            copied = Subject(copy_of(self.model, {}), self.device)
         except Exception:  # a foreign module's copy may raise anything
             return None
+        return None if set(self.modules.values()) & set(copied.modules.values()) else copied
 
     def watch(self, hook: Hook) -> ExitStack:
         """Call a hook after every module, in order of completion, until the context that this gives is left."""
@@ -98,7 +101,9 @@ def parts_of(model: Any) -> list[Any]:
     if isinstance(model, types.MethodType):
         return [model.__self__]
     if isinstance(model, types.FunctionType):
-        return [*(cell.cell_contents for cell in model.__closure__ or ()), *global_modules(model).values()]
+        cells = [cell.cell_contents for cell in model.__closure__ or () if cell != EMPTY]
+        defaults = [*(model.__defaults__ or ()), *(model.__kwdefaults__ or {}).values()]
+        return [*cells, *defaults, *global_modules(model).values()]
     return list(vars(model).values()) if hasattr(model, "__dict__") and not isinstance(model, type) else []
 
 
@@ -108,30 +113,43 @@ def global_modules(function: types.FunctionType) -> dict[str, nn.Module]:
     return {name: value for name, value in named.items() if isinstance(value, nn.Module)}
 
 
-def modules_of(model: Any) -> dict[str, nn.Module]:
+def modules_of(model: Any, seen: tuple[Any, ...] = ()) -> dict[str, nn.Module]:
     """Give a model's modules by dotted name, itself as <model>; of a function, those that it holds."""
     if isinstance(model, nn.Module):
         return {name or WHOLE: module for name, module in model.named_modules()}
+    if any(model is earlier for earlier in seen):  # a function that calls itself
+        return {}
     found: dict[str, nn.Module] = {}
     for number, part in enumerate(part for part in parts_of(model) if callable(part)):
-        for name, module in modules_of(part).items():
-            found[f"{number}:{name}" if name in found else name] = module
+        for name, module in modules_of(part, (*seen, model)).items():
+            if module not in found.values():
+                found[f"{number}:{name}" if name in found else name] = module
     return found
 
 
-def copy_of(model: Any) -> Any:
-    """Copy a callable with all that it holds; copy.deepcopy takes a function for a constant.
+def copy_of(model: Any, memo: dict[int, Any]) -> Any:
+    """Copy a callable with all that it holds, as copy.deepcopy does, which takes a function for a constant.
 
-    It also refuses a tensor that was computed with a graph, as modules keep that store their attention weights.
+    deepcopy also refuses a tensor that was computed with a graph, as modules keep that store their attention weights.
     """
-    kept = (value for module in modules_of(model).values() for value in vars(module).values())
-    memo: dict[int, Any] = {id(x): x.detach().clone() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
+    if id(model) in memo:
+        return memo[id(model)]
+    if isinstance(model, functools.partial):
+        keywords = {name: copy_of(value, memo) for name, value in model.keywords.items()}
+        return functools.partial(copy_of(model.func, memo), *(copy_of(x, memo) for x in model.args), **keywords)
     if not isinstance(model, types.FunctionType):
+        kept = (value for module in modules_of(model).values() for value in vars(module).values())
+        memo.update({id(x): x.detach().clone() for x in kept if isinstance(x, Tensor) and not x.is_leaf})
         return copy.deepcopy(model, memo)
-    cells = tuple(types.CellType(copy.deepcopy(cell.cell_contents, memo)) for cell in model.__closure__ or ())
-    names = {**model.__globals__, **copy.deepcopy(global_modules(model), memo)}
-    copied = types.FunctionType(model.__code__, names, model.__name__, model.__defaults__, cells)
-    copied.__kwdefaults__ = model.__kwdefaults__
+    cells = tuple(types.CellType() for _ in model.__closure__ or ())
+    names = {**model.__globals__, **{name: copy_of(value, memo) for name, value in global_modules(model).items()}}
+    copied = types.FunctionType(model.__code__, names, model.__name__, None, cells)
+    memo[id(model)] = copied  # before its cells are filled: it may be in one of them
+    copied.__defaults__ = model.__defaults__ and tuple(copy_of(x, memo) for x in model.__defaults__)
+    copied.__kwdefaults__ = model.__kwdefaults__ and {k: copy_of(x, memo) for k, x in model.__kwdefaults__.items()}
+    for cell, original in zip(cells, model.__closure__ or (), strict=True):
+        if original != EMPTY:
+            cell.cell_contents = copy_of(original.cell_contents, memo)
     return copied
 
 
