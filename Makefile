@@ -67,7 +67,7 @@ lint: $(STAMP) ## check style (ruff) and types (mypy)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-clean: ## remove .venv, what the page was built from, and all caches in this folder; runs/ stays
+clean: ## remove .venv, the page and all caches in this folder; runs/ stays
 	rm -rf web/node_modules web/dist web/coverage web/test-results
 	rm -rf .venv build octlm.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
