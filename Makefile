@@ -54,8 +54,8 @@ tensorboard: $(STAMP) ## look at the curves of runs/ in a browser
 web: ## build the page and open it in a browser (Node 20 or newer)
 	cd web && npm ci --no-audit --no-fund && npm run build && npm run preview -- --open $(ARGS)
 
-test-web: ## hold the page's numbers to PyTorch's
-	cd web && npm ci --no-audit --no-fund && npm test $(ARGS)
+test-web: ## test the page: its numbers against PyTorch's, its use in Chromium
+	cd web && npm ci --no-audit --no-fund && npm run all $(ARGS)
 
 test: $(STAMP) ## run the tests that take at most two minutes together
 	$(PYTEST) -m 'not slow' $(ARGS)

@@ -103,13 +103,13 @@ class Tokenizer:
         self.size = max([*pieces, eot_id]) + 1
         end = {"id": eot_id, "content": EOT, "single_word": False, "lstrip": False, "rstrip": False}
         # the end of text is in the model too: readers give a token that is only "added" the next free id
-        vocab = dict(sorted([*model["vocab"].items(), (EOT, eot_id)], key=operator.itemgetter(1)))
+        self.vocab: dict[str, int] = dict(sorted([*model["vocab"].items(), (EOT, eot_id)], key=operator.itemgetter(1)))
         document = {
             "version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [{**end, "normalized": False, "special": True}],
             "normalizer": None, "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": decoder,
             # readers pass over a key of `model` that they do not know, but not over one at the top
-            "model": {**model, "vocab": vocab, "name": name},
+            "model": {**model, "vocab": self.vocab, "name": name},
         }  # fmt: skip
         self._file = (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode()
         self.fingerprint = hashlib.sha256(self._file).hexdigest()

@@ -8,6 +8,13 @@ export interface Contents {
   readonly metadata: ReadonlyMap<string, string>
 }
 
+/** What a file may hold; all become float32, which keeps F16 whole, and I32 up to 2^24. */
+const DTYPES: Readonly<Record<string, { readonly bytes: number; readonly read: (view: DataView, place: number) => number }>> = {
+  F32: { bytes: 4, read: (view, place) => view.getFloat32(place, true) },
+  F16: { bytes: 2, read: (view, place) => half(view.getUint16(place, true)) },
+  I32: { bytes: 4, read: (view, place) => view.getInt32(place, true) },
+}
+
 /** Raises Error that says what is wrong with the file. */
 export function readSafetensors(bytes: Uint8Array): Contents {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength)
@@ -27,18 +34,28 @@ export function readSafetensors(bytes: Uint8Array): Contents {
       continue
     }
     const { dtype, shape, data_offsets: offsets } = entry
-    if (dtype !== 'F32') throw new Error(`safetensors: ${name} is ${String(dtype)}; this reader takes F32 only`)
+    const type = typeof dtype === 'string' && Object.hasOwn(DTYPES, dtype) ? DTYPES[dtype] : undefined
+    if (!type) throw new Error(`safetensors: ${name} is ${String(dtype)}; this reader takes ${Object.keys(DTYPES).join(', ')}`)
     if (!isCounts(shape)) throw new Error(`safetensors: ${name} has no shape`)
     if (!isCounts(offsets) || offsets.length !== 2) throw new Error(`safetensors: ${name} has no data_offsets`)
     const [from, to] = offsets as [number, number]
     const count = shape.reduce((product, size) => product * size, 1)
-    if (to - from !== 4 * count) throw new Error(`safetensors: ${name} has ${to - from} bytes, not 4 x ${count}`)
+    if (to - from !== type.bytes * count) throw new Error(`safetensors: ${name} has ${to - from} bytes, not ${type.bytes} x ${count}`)
     if (start + to > bytes.length) throw new Error(`safetensors: the file ends within ${name}`)
     const data = new Float32Array(count)
-    for (let i = 0; i < count; i++) data[i] = view.getFloat32(start + from + 4 * i, true)
+    for (let i = 0; i < count; i++) data[i] = type.read(view, start + from + type.bytes * i)
     tensors.set(name, { shape, data })
   }
   return { tensors, metadata }
+}
+
+/** A float16 (IEEE 754-2008) from its bits: sign, 5 bits of exponent, 10 of fraction. */
+function half(bits: number): number {
+  const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023]
+  const size = exponent === 31 ? (fraction ? NaN : Infinity)
+    : exponent === 0 ? fraction * 2 ** -24 // subnormal
+      : (1 + fraction / 1024) * 2 ** (exponent - 15)
+  return bits & 0x8000 ? -size : size
 }
 
 function parseHeader(text: string): Record<string, unknown> {
@@ -52,7 +69,7 @@ function parseHeader(text: string): Record<string, unknown> {
   return header
 }
 
-function isRecord(value: unknown): value is Record<string, unknown> {
+export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
