@@ -26,9 +26,8 @@ CONFIG = (
 )  # fmt: skip
 
 OPENING = "One misty autumn morning, a clever wren named Hazel"
-EXAMPLE = f"{OPENING} walked softly to the"  # on screen before the model is there
 PROMPTS = (
-    OPENING,
+    OPENING,  # short, for it is also what the page shows before the model is there
     f"{OPENING} walked softly to the rusty grey mill. Under a mossy stone, she found a tiny golden bell. Soon a proud "
     'fox named Otto came by. "Lend me the',
     "  The 2 otters 🦦\n\tsaid “你好” — twice.\r\n",
@@ -141,7 +140,7 @@ def example(decoder: Decoder, tokenizer: Tokenizer) -> bytes:
     """What the model does with one text: on the page before any model is loaded."""
     import torch
 
-    ids = tokenizer.encode(EXAMPLE)
+    ids = tokenizer.encode(PROMPTS[0])
     logits, attention = forward(decoder, ids)
     top = logits[-1].double().softmax(-1).topk(TOP)
     tensors = {
@@ -151,7 +150,7 @@ def example(decoder: Decoder, tokenizer: Tokenizer) -> bytes:
     }  # fmt: skip
     pieces = [tokenizer.decode([i]) for i in ids]
     following = [tokenizer.decode([i]) for i in top.indices.tolist()]
-    return pack(tensors, {"schema": EXAMPLE_SCHEMA, "prompt": EXAMPLE, "pieces": pieces, "next_pieces": following})
+    return pack(tensors, {"schema": EXAMPLE_SCHEMA, "prompt": PROMPTS[0], "pieces": pieces, "next_pieces": following})
 
 
 def reference(decoder: Decoder, tokenizer: Tokenizer) -> bytes:

@@ -6,6 +6,9 @@ import { START, format, parse, settle } from './state/url'
 import { byId, setText } from './ui/dom'
 import { causality } from './views/causality'
 import { checks } from './views/checks'
+import { model } from './views/model'
+import { runs } from './views/runs'
+import { square } from './views/square'
 import { walk } from './views/walk'
 
 function start(): void {
@@ -32,6 +35,9 @@ function start(): void {
   checks(layer, traces)
   walk(layer, traces, store)
   causality(layer, traces, store)
+  model(store)
+  square()
+  runs('./data/runs.json')
 }
 
 /** The address holds the state, so links within the page must not overwrite it. */

@@ -80,11 +80,11 @@ if (wanted('deuteranopia')) {
   await session.send('Emulation.setEmulatedVisionDeficiency', { type: 'none' })
 }
 if (wanted('print')) {
-  await page.emulateMedia({ media: 'print', colorScheme: 'dark' })
-  await page.setViewportSize({ width: 760, height: 1000 })
-  await open(page, 'step=softmax')
-  await section(page, 'walk', `${folder}/print-walk.png`)
-  await page.pdf({ path: `${folder}/print.pdf`, format: 'A4' })
+  const paper = await browser.newPage({ viewport: { width: 720, height: 1000 }, colorScheme: 'dark' }) // A4 inside its margins
+  await paper.goto(`${root}#step=softmax`)
+  await paper.emulateMedia({ media: 'print' })
+  await paper.screenshot({ path: `${folder}/print.png`, fullPage: true })
+  await paper.pdf({ path: `${folder}/print.pdf`, format: 'A4' })
 }
 await browser.close()
 await server.close()

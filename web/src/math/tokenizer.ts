@@ -98,10 +98,14 @@ const SIGNS: Readonly<Record<string, string>> = { ' ': '·', '\n': '⏎', '\r': 
 function visible(bytes: Uint8Array | undefined): string {
   if (!bytes) return '⟨none⟩'
   try {
-    const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes)
-    return text.replace(/[\p{White_Space}\p{C}]/gu, (character) =>
-      SIGNS[character] ?? `⟨U+${character.codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')}⟩`)
+    return seen(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes))
   } catch {
     return `⟨${[...bytes].map((byte) => byte.toString(16).toUpperCase().padStart(2, '0')).join(' ')}⟩` // part of a character
   }
+}
+
+/** Text without an invisible character. */
+export function seen(text: string): string {
+  return text.replace(/[\p{White_Space}\p{C}]/gu, (character) =>
+    SIGNS[character] ?? `⟨U+${character.codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')}⟩`)
 }

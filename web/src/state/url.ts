@@ -87,7 +87,7 @@ export function format(state: State): string {
   put('colour', state.colours, START.colours)
   put('p', state.p, START.p)
   put('edit', formatEdit(state.edit), formatEdit(START.edit))
-  put('text', encodeURIComponent(state.text), encodeURIComponent(START.text))
+  put('text', encodeURIComponent(state.text.replace(/\p{Surrogate}/gu, '\ufffd')), encodeURIComponent(START.text)) // half a character has no escape
   put('layer', state.layer + 1, START.layer + 1)
   put('mhead', state.modelHead + 1, START.modelHead + 1)
   put('token', state.query, START.query)

@@ -13,6 +13,17 @@ export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Att
   return element
 }
 
+let space: string | null = null // of SVG; asked of the parser, for our sources hold no address
+
+/** The same for a part of a drawing. */
+export function scalable<K extends keyof SVGElementTagNameMap>(tag: K, attributes: Attributes = {}, ...children: Child[]): SVGElementTagNameMap[K] {
+  space ??= (markup('<svg/>').firstChild as Element).namespaceURI
+  const element = document.createElementNS(space, tag) as SVGElementTagNameMap[K]
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value))
+  element.append(...children.filter((child): child is Node | string => child !== null && child !== undefined))
+  return element
+}
+
 /** Write text only where it changed, so that a live region stays silent otherwise. */
 export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text
@@ -32,11 +43,11 @@ export function markup(source: string): Node {
   return template.content
 }
 
-/** A box that scrolls sideways; it takes the keyboard's focus only while there is something to scroll. */
+/** A box that scrolls; it takes the keyboard's focus only while there is something to scroll. */
 export function scrollBox(label: string, ...children: Child[]): HTMLElement {
   const box = h('div', { class: 'scroll' }, ...children)
   const watch = new ResizeObserver(() => {
-    const overflows = box.scrollWidth > box.clientWidth + 1
+    const overflows = box.scrollWidth > box.clientWidth + 1 || box.scrollHeight > box.clientHeight + 1
     box.toggleAttribute('data-overflows', overflows)
     if (overflows && !box.querySelector('[tabindex="0"]')) {
       box.tabIndex = 0

@@ -22,7 +22,7 @@ export interface GridActions {
 
 export interface Content {
   readonly value: (row: number, column: number) => number
-  readonly limit: number
+  readonly limit: number | ((row: number) => number) // one for the table, or one for each row
   readonly hidden?: (row: number, column: number) => string | undefined // why a cell is masked
 }
 
@@ -95,15 +95,17 @@ export class Grid {
   update(caption: string, { value, limit, hidden }: Content): void {
     setText(this.captionText, caption)
     const { ramp } = this.options
-    setText(this.ends[0], ramp === 'diverging' ? inCell(-limit) : '0')
-    setText(this.ends[1], ramp === 'diverging' ? `+${inCell(limit)}` : inCell(limit))
+    const whole = typeof limit === 'number'
+    setText(this.ends[0], ramp === 'diverging' && whole ? inCell(-limit) : '0')
+    setText(this.ends[1], !whole ? 'the row’s largest' : ramp === 'diverging' ? `+${inCell(limit)}` : inCell(limit))
     for (const [i, row] of this.cells.entries()) {
+      const most = whole ? limit : limit(i)
       for (const [j, cell] of row.entries()) {
         const number = value(i, j)
         const why = hidden?.(i, j)
         cell.classList.toggle('masked', why !== undefined)
         cell.replaceChildren(inCell(number), ...(why === undefined ? [] : [h('span', { class: 'unseen' }, ` ${why}`)]))
-        paint(cell, Number.isFinite(number) ? number : 0, limit, ramp)
+        paint(cell, Number.isFinite(number) ? number : 0, most, ramp)
       }
     }
   }

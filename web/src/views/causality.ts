@@ -18,7 +18,7 @@ const KINDS: readonly { readonly value: Edit['kind']; readonly label: string }[]
 ]
 
 /** Where a change stands between nothing and large, on a logarithmic scale from 1e-4 to 10. */
-const level = (value: number): number => (value === 0 ? 0 : Math.min(1, Math.max(0.06, (Math.log10(value) + 4) / 5)))
+export const level = (value: number): number => (value === 0 ? 0 : Math.min(1, Math.max(0.06, (Math.log10(value) + 4) / 5)))
 
 export function causality(layer: Fixture, traces: Readonly<Record<Mask, Trace>>, store: Store): void {
   const T = layer.manifest.context_length

@@ -12,7 +12,7 @@ export interface Shown {
   readonly label: string // of the cell, as `score[t5, t2] of head 1`
   readonly told: Explanation
   readonly torch: number
-  readonly digits: 6 | 9
+  readonly digits: 2 | 6 | 9
 }
 
 const BY_POSITION: readonly string[] = ['raw', 'scaled', 'masked', 'weights']
@@ -42,7 +42,7 @@ export function renderPanel(body: HTMLElement, shown: Shown): void {
   )
 }
 
-function arithmetic(told: Explanation, digits: 6 | 9, name: TensorName): Node[] {
+function arithmetic(told: Explanation, digits: 2 | 6 | 9, name: TensorName): Node[] {
   const n = (value: number): string => long(value, digits)
   switch (told.kind) {
     case 'given':
@@ -103,8 +103,8 @@ function sums(heads: readonly string[], rows: readonly HTMLElement[], total: HTM
     h('tbody', {}, ...rows), h('tfoot', {}, total)))
 }
 
-function note(digits: 6 | 9, more: string): HTMLElement {
-  const rounding = digits === 6 ? 'Shown to 6 digits; the sum is of the full numbers, rounded once to float32.'
+function note(digits: 2 | 6 | 9, more: string): HTMLElement {
+  const rounding = digits < 9 ? `Shown to ${digits} digits; the sum is of the full numbers, rounded once to float32.`
     : 'Factors are shown whole: 9 digits carry a float32. The sum runs in float64 and is rounded once.'
   return h('p', { class: 'quiet' }, more ? `${more} ${rounding}` : rounding)
 }

@@ -1,4 +1,6 @@
 /** A page that fails its test on any console message, error, or request that leaves the origin. */
+import { readFileSync } from 'node:fs'
+import { fileURLToPath } from 'node:url'
 import { type Page, test as base, expect } from '@playwright/test'
 
 export { expect }
@@ -21,3 +23,15 @@ export const cell = (page: Page, row: number, column: number, table = 0): Return
   page.locator('.result table[role=grid]').nth(table).locator('tbody tr').nth(row).locator('td').nth(column)
 
 export const STEPS = ['input', 'qkv', 'scores', 'scale', 'mask', 'softmax', 'values', 'concat', 'output']
+
+const axe = readFileSync(fileURLToPath(new URL('../../node_modules/axe-core/axe.min.js', import.meta.url)), 'utf8')
+
+/** What axe-core has against the page as it stands: a line for each rule that is broken. */
+export async function axeFinds(page: Page): Promise<string[]> {
+  await page.evaluate(axe)
+  return page.evaluate(async () => {
+    const { axe } = window as unknown as { axe: { run: (o: object) => Promise<{ violations: { id: string; nodes: { html: string; failureSummary: string }[] }[] }> } }
+    const { violations } = await axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice'] })
+    return violations.map(({ id, nodes }) => `${id}: ${nodes[0]?.html.slice(0, 160)} ${nodes[0]?.failureSummary.slice(0, 300)}`)
+  })
+}

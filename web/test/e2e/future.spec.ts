@@ -10,9 +10,9 @@ for (const edit of ['nudge:1.5', 'zero', 'copy:2', 'set:3:1000']) {
       for (let p = 0; p < 8; p++) {
         if (edit === `copy:${p}`) continue
         await page.locator(`label[for=p-${p}]`).click()
-        const sizes = await page.locator('.change-list .size').allTextContents()
-        const words = await page.locator('.change-list .word').allTextContents()
-        const map = await page.locator('.change-map tbody tr').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent ?? '')))
+        const sizes = await page.locator('#future .change-list .size').allTextContents()
+        const words = await page.locator('#future .change-list .word').allTextContents()
+        const map = await page.locator('#future .change-map tbody tr').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent ?? '')))
         for (let t = 0; t < 8; t++) {
           if (mask === 'none') expect(number(sizes[t]!)).toBeGreaterThan(0)
           if (t >= p) continue
@@ -24,7 +24,7 @@ for (const edit of ['nudge:1.5', 'zero', 'copy:2', 'set:3:1000']) {
           if (mask === 'causal') expect(row.slice(6)).toEqual([0, 0, 0, 0, 0])
           else for (const value of row.slice(6)) expect(value).toBeGreaterThan(0)
         }
-        await expect(page.locator('.verdict-line')).toContainText(p === 0 ? 'no earlier rows' : mask === 'causal' ? 'exactly 0' : 'LEAK')
+        await expect(page.locator('#future .verdict-line')).toContainText(p === 0 ? 'no earlier rows' : mask === 'causal' ? 'exactly 0' : 'LEAK')
       }
     }
   })
@@ -33,17 +33,17 @@ for (const edit of ['nudge:1.5', 'zero', 'copy:2', 'set:3:1000']) {
 test('a number that is not finite is refused in words, and the last good one stays', async ({ page }) => {
   await page.goto('/#edit=set:3:2')
   const box = page.getByLabel('becomes')
-  const before = await page.locator('.change-list .size').allTextContents()
+  const before = await page.locator('#future .change-list .size').allTextContents()
   for (const bad of ['NaN', 'Infinity', 'abc', '1e999', '']) {
     await box.fill(bad)
     await box.press('Enter')
     await expect(page.locator('#edit-problem')).toContainText('is not a finite number')
-    expect(await page.locator('.change-list .size').allTextContents()).toEqual(before)
+    expect(await page.locator('#future .change-list .size').allTextContents()).toEqual(before)
   }
   await box.fill('\u22125')
   await box.press('Enter')
   await expect(page.locator('#edit-problem')).toHaveText('')
-  expect(await page.locator('.change-list .size').allTextContents()).not.toEqual(before)
+  expect(await page.locator('#future .change-list .size').allTextContents()).not.toEqual(before)
 })
 
 test('the mask is one switch for both sections', async ({ page }) => {

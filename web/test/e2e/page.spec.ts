@@ -20,9 +20,10 @@ test.describe('the address', () => {
     await page.locator('label[for=walk-mask-none]').click()
     await page.locator('label[for=p-3]').click()
     await page.getByLabel('and', { exact: true }).selectOption('copy')
-    await page.getByLabel('from').selectOption('7')
+    await page.getByLabel('from', { exact: true }).selectOption('7')
     await page.locator('label[for=digits-9]').click()
-    await expect(page).toHaveURL(/#step=softmax&head=2&cell=6,4&mask=none&digits=9&p=3&edit=copy:7$/)
+    await page.locator('label[for=colours-row]').click()
+    await expect(page).toHaveURL(/#step=softmax&head=2&cell=6,4&mask=none&digits=9&colour=row&p=3&edit=copy:7$/)
     const shown = async (): Promise<unknown> => [await page.locator('.panel').innerText(), await page.locator('#future').innerText()]
     await page.locator('#step-title').hover()
     await cell(page, 6, 4).press('Escape')
@@ -43,9 +44,9 @@ test.describe('the address', () => {
     expect(page.url()).toMatch(/#step=scale$/)
   })
 
-  test('200 hostile addresses give a working page', async ({ page }) => {
-    const keys = ['step', 'head', 'part', 'cell', 'mask', 'digits', 'p', 'edit', '__proto__']
-    const values = ['NaN', '-1', '1e99', '%E0%A4%A', '<img src=x>', 'x'.repeat(10_000), '', 'null', '9,9', 'set:1:Infinity', 'nudge:--1', '0', '[]']
+  test('more than 200 hostile addresses give a working page', async ({ page }) => {
+    const keys = ['step', 'head', 'heads', 'part', 'cell', 'mask', 'digits', 'colour', 'p', 'edit', '__proto__', 'text', 'layer', 'mhead', 'token', 'swap', 'temp', 'k', 'topp', 'seed', 'cache']
+    const values = ['NaN', '-1', '1e99', '%E0%A4%A', '<img src=x>', 'x'.repeat(10_000), '', 'null', '9,9', 'set:1:Infinity', 'nudge:--1', '0', '[]', '1:-1', '9999', '%00%F0%9F%A6%8A', 'both']
     await page.goto('/')
     let tried = 0
     for (const key of keys) {
@@ -57,10 +58,10 @@ test.describe('the address', () => {
       }
       await expect(page.locator('#panel-difference')).toHaveClass('good')
     }
-    expect(tried).toBeGreaterThanOrEqual(200)
+    expect(tried).toBeGreaterThan(700)
     await page.goto(`/#edit=nudge:1e9&p=6&step=${'z'.repeat(10_000)}`)
     await page.reload()
-    await expect(page.locator('.verdict-line')).toContainText('exactly 0')
+    await expect(page.locator('#future .verdict-line')).toContainText('exactly 0')
   })
 })
 
@@ -222,11 +223,46 @@ test.describe('the sign at the top', () => {
   })
 })
 
-test('without JavaScript the text is there, and the formula', async ({ browser }) => {
+test('without JavaScript the text is there, and the formula', async ({ browser, baseURL }) => {
   const context = await browser.newContext({ javaScriptEnabled: false })
   const page = await context.newPage()
-  await page.goto('http://localhost:4173/')
+  await page.goto(`${baseURL}/`)
   await expect(page.getByText('softmax(q kᵀ / √D + mask) v')).toBeVisible()
   await expect(page.getByRole('heading', { name: 'What this layer does not do' })).toBeVisible()
   await context.close()
+})
+
+test.describe('other eyes', () => {
+  test('without red and green the sign is still there: as text in every cell below zero', async ({ page }) => {
+    const session = await page.context().newCDPSession(page)
+    await session.send('Emulation.setEmulatedVisionDeficiency', { type: 'deuteranopia' })
+    await page.goto('/#step=scores&digits=9')
+    const cells = page.locator('.result td[role=gridcell]')
+    await expect(cells).toHaveCount(64)
+    let below = 0
+    for (const [i, text] of (await cells.allInnerTexts()).entries()) {
+      await cells.nth(i).focus()
+      const value = await page.locator('#panel-result').innerText()
+      expect(text.startsWith('\u2212') || text === '~0', `${text} is ${value}`).toBe(value.startsWith('\u2212') || text === '~0')
+      if (value.startsWith('\u2212')) below++
+    }
+    expect(below).toBeGreaterThan(10)
+    await session.detach()
+  })
+
+  test('on paper the tables of a step are dark on white, whole, and without controls', async ({ page }) => {
+    await page.setViewportSize({ width: 720, height: 1000 })
+    await page.emulateMedia({ colorScheme: 'dark', media: 'print' })
+    await page.goto('/#step=softmax')
+    const style = (selector: string): Promise<string[]> => page.locator(selector).first().evaluate((element) => {
+      const { color, backgroundColor, backgroundImage } = getComputedStyle(element)
+      return [color, backgroundColor, backgroundImage]
+    })
+    for (const selector of ['.result td[role=gridcell]', '.result td.masked', '.source td']) {
+      expect(await style(selector), selector).toEqual(['rgb(0, 0, 0)', 'rgba(0, 0, 0, 0)', 'none'])
+    }
+    await expect(page.locator('.top, .controls, .steps').first()).toBeHidden()
+    await expect(page.locator('.panel')).toBeVisible()
+    expect(await page.evaluate(() => document.documentElement.scrollWidth)).toBeLessThanOrEqual(720)
+  })
 })

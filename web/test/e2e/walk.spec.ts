@@ -42,20 +42,20 @@ test('by keyboard alone: reach, read, pin a cell; switch the mask; run every pos
   for (let i = 0; i < 5; i++) await page.keyboard.press('ArrowLeft')
   for (let p = 0; p < 8; p++) {
     await expect(radio.nth(p)).toBeChecked()
-    await expect(page.locator('.verdict-line')).toContainText(p === 0 ? 'no earlier rows' : 'moved by exactly 0')
+    await expect(page.locator('#future .verdict-line')).toContainText(p === 0 ? 'no earlier rows' : 'moved by exactly 0')
     await page.keyboard.press('ArrowRight')
   }
   await page.keyboard.press('Tab')
   await page.keyboard.press('ArrowRight')
   await page.keyboard.press('Shift+Tab')
   await page.keyboard.press('ArrowRight')
-  await expect(page.locator('.verdict-line')).toContainText('LEAK')
+  await expect(page.locator('#future .verdict-line')).toContainText('LEAK')
 })
 
 test('the focus is always visible, and goes through the page once without a trap', async ({ page }) => {
   await page.goto('/#step=softmax')
   const seen: string[] = []
-  for (let i = 0; i < 60; i++) {
+  for (let i = 0; i < 150; i++) {
     await page.keyboard.press('Tab')
     const now = await page.evaluate(() => {
       const element = document.activeElement
@@ -70,7 +70,7 @@ test('the focus is always visible, and goes through the page once without a trap
     seen.push(now)
   }
   expect(seen.length).toBeGreaterThan(15)
-  expect(seen.length).toBeLessThan(45)
+  expect(seen.length).toBeLessThan(150)
   const order = seen.map((text) => Number.parseInt(text, 10))
   expect(order).toEqual([...order].sort((a, b) => a - b))
 })
@@ -108,9 +108,9 @@ test.describe('touch', () => {
 
 test('every cell of every step, head and mask shows PyTorch’s number within 1e-6, and masked cells say so', async ({ page }) => {
   for (const mask of ['causal', 'none']) {
-    for (const head of [1, 2]) {
+    for (const head of ['head=1', 'head=2', 'heads=both']) {
       for (const [n, step] of STEPS.entries()) {
-        await page.goto(`/#step=${step}&head=${head}&mask=${mask}`)
+        await page.goto(`/#step=${step}&${head}&mask=${mask}`)
         await page.reload()
         await expect(page.locator('#step-title')).toContainText(`${n + 1}. `)
         const { wrong, count, hidden } = await page.evaluate(() => {
@@ -129,8 +129,9 @@ test('every cell of every step, head and mask shows PyTorch’s number within 1e
           return found
         })
         expect(wrong).toEqual([])
-        expect(count).toBe(step === 'qkv' ? 192 : ['input', 'concat', 'output'].includes(step) ? 128 : 64)
-        expect(hidden).toBe(mask === 'causal' && ['mask', 'softmax'].includes(step) ? 28 : 0)
+        const times = head === 'heads=both' ? 2 : 1
+        expect(count).toBe(step === 'qkv' ? 192 * times : ['input', 'concat', 'output'].includes(step) ? 128 : 64 * times)
+        expect(hidden).toBe(mask === 'causal' && ['mask', 'softmax'].includes(step) ? 28 * times : 0)
       }
     }
   }
@@ -140,8 +141,8 @@ test('every table of colours has a legend with its two ends', async ({ page }) =
   for (const step of STEPS) {
     await page.goto(`/#step=${step}`)
     await page.reload()
-    const tables = await page.locator('table.matrix').count()
-    const legends = await page.locator('.legend').allInnerTexts()
+    const tables = await page.locator('#walk table.matrix, #future table.matrix').count()
+    const legends = await page.locator('#walk .legend, #future .legend').allInnerTexts()
     expect(legends).toHaveLength(tables)
     for (const text of legends) expect(text).toMatch(/^(0|0\.0001|\u2212\d+\.\d\d?)\s+(1\.00|10, each step tenfold|\+\d+\.\d\d?)$/)
   }
@@ -150,10 +151,10 @@ test('every table of colours has a legend with its two ends', async ({ page }) =
 test('weights are there on demand, and light up where they are used', async ({ page }) => {
   await page.goto('/#step=qkv&head=2&cell=5,3')
   await page.getByText('Show the three weight matrices').click()
-  const rows = page.locator('details table').first().locator('tbody tr')
+  const rows = page.locator('.figure details table').first().locator('tbody tr')
   await expect(rows).toHaveCount(8)
   await expect(rows.nth(3).locator('td.lit')).toHaveCount(16)
-  await expect(page.locator('details td.lit')).toHaveCount(16)
+  await expect(page.locator('.figure details td.lit')).toHaveCount(16)
 })
 
 test('all digits: the products add up to the number', async ({ page }) => {
@@ -165,4 +166,87 @@ test('all digits: the products add up to the number', async ({ page }) => {
   })
   const shown = (await page.locator('#panel-result').textContent())?.replaceAll('\u2212', '-')
   expect(Math.fround(sum)).toBe(Math.fround(Number(shown)))
+})
+
+test('both heads: each has its table, and the chosen cell belongs to the head whose table it stands in', async ({ page }) => {
+  await page.goto('/#step=scores')
+  await page.locator('label[for=head-both]').click()
+  const name = page.locator('.cell-name')
+  await expect(page.locator('.result table[role=grid]')).toHaveCount(2)
+  await expect(page.locator('.source table')).toHaveCount(4)
+  await cell(page, 3, 6, 1).click()
+  await expect(name).toHaveText('score[t3, t6] of head 2')
+  await expect(page.locator('td.chosen')).toHaveCount(1)
+  await expect(cell(page, 3, 6, 1)).toHaveClass(/pinned/)
+  await expect(page.locator('.source').nth(2).locator('td.lit')).toHaveCount(8) // q of head 2; the tables of head 1 stay dark
+  await expect(page.locator('.source td.lit')).toHaveCount(16)
+  await expect(page).toHaveURL(/#step=scores&head=2&heads=both&cell=3,6$/)
+  await page.keyboard.press('Escape')
+  await page.keyboard.press('[')
+  await expect(cell(page, 3, 6, 0)).toBeFocused()
+  await expect(name).toHaveText('score[t3, t6] of head 1')
+  await page.locator('label[for=head-1]').click()
+  await expect(page.locator('.result table[role=grid]')).toHaveCount(1)
+  await expect(page.locator('.result caption').first()).toContainText('scores, head 2')
+  await page.goto('/#step=qkv&head=2&heads=both&cell=5,3&part=k')
+  await page.reload()
+  await page.getByText('Show the three weight matrices').click()
+  await expect(page.locator('.figure details table')).toHaveCount(6)
+  await expect(page.locator('.figure details td.lit')).toHaveCount(16)
+  await expect(page.locator('.figure details table').nth(4).locator('tbody tr').nth(3).locator('td.lit')).toHaveCount(16)
+})
+
+test('colours of the weights: 0 to 1, or up to the largest of each row, and the legend says which', async ({ page }) => {
+  await page.goto('/#step=softmax')
+  const colour = (row: number, column: number): Promise<string> => cell(page, row, column).evaluate((element) => element.style.getPropertyValue('--light'))
+  const legend = page.locator('.result .legend')
+  await expect(legend).toHaveText('01.00')
+  expect(await colour(0, 0)).toBe('#54278f')
+  expect(await colour(7, 4)).not.toBe('#54278f')
+  await page.locator('label[for=colours-row]').click()
+  await expect(legend).toHaveText('0the row’s largest')
+  for (let row = 0; row < 8; row++) {
+    const colours = await Promise.all(Array.from({ length: row + 1 }, (_, column) => colour(row, column)))
+    expect(colours.filter((one) => one === '#54278f').length, `row ${row}`).toBeGreaterThanOrEqual(1)
+  }
+  await expect(cell(page, 0, 0)).toHaveText('1.00') // the numbers stay
+  await page.getByRole('tab', { name: 'Step 7' }).click()
+  await expect(page.locator('#colours-row')).toBeHidden()
+  await expect(page.locator('.source .legend').first()).toHaveText('01.00')
+})
+
+test('the small pictures of all heads have the colours of the large table, and choose the head', async ({ page }) => {
+  await page.goto('/#step=softmax')
+  const small = page.locator('.thumbnail')
+  await expect(small).toHaveCount(2)
+  for (const head of [1, 0]) {
+    await small.nth(head).click()
+    await expect(small.nth(head)).toHaveAttribute('aria-pressed', 'true')
+    await expect(page.locator(`#head-${head}`)).toBeChecked()
+    const [large, tiny] = await page.evaluate((n) => [document.querySelectorAll<HTMLElement>('.result td[role=gridcell]'), document.querySelectorAll('.thumbnail')[n]!.querySelectorAll<HTMLElement>('.cells span')]
+      .map((cells) => [...cells].map((one) => (one.classList.contains('masked') ? 'masked' : one.style.getPropertyValue('--light')))), head)
+    expect(tiny).toEqual(large)
+  }
+})
+
+test('two digits: the panel shows two, and says so', async ({ page }) => {
+  await page.goto('/#step=scores')
+  await page.locator('label[for=digits-2]').click()
+  await expect(page.locator('#panel-result')).toHaveText(/^\u2212?\d+(\.\d+)?$/)
+  expect((await page.locator('#panel-result').innerText()).replace(/[^1-9]/g, '').length).toBeLessThanOrEqual(2)
+  await expect(page.locator('.panel')).toContainText('Shown to 2 digits')
+})
+
+test('the walk stands still while only another section changes', async ({ page }) => {
+  await page.goto('/#step=softmax')
+  await page.evaluate(() => {
+    const seen = window as unknown as { moved: number }
+    seen.moved = 0
+    new MutationObserver((all) => { seen.moved += all.length }).observe(document.getElementById('walk-body')!, { subtree: true, childList: true, attributes: true, characterData: true })
+  })
+  await page.locator('label[for=p-3]').click()
+  await page.getByLabel('and', { exact: true }).selectOption('zero')
+  await page.evaluate(() => { location.hash = 'step=softmax&text=Two&layer=2&temp=0.3&seed=5&p=2' })
+  await expect(page.locator('#p-2')).toBeChecked()
+  expect(await page.evaluate(() => (window as unknown as { moved: number }).moved)).toBe(0)
 })

@@ -113,6 +113,17 @@ describe('the chart of the losses', () => {
     expect([stops[0], x.low]).toEqual([1, 1])
   })
 
+  it('a run that was never validated, or has one step only, still has axes', () => {
+    for (const run of [{ ...one, val: [], floor_bits_per_byte: null }, { ...one, train: [], val: [[0, 1, 1]] as const }, { ...one, train: [], val: [[7, 1, 1]] as const }]) {
+      for (const unit of ['bits', 'nats'] as const) {
+        for (const log of [true, false]) {
+          const { x, y } = lossChart([run], { unit, log, only: null })
+          expect(x.high > x.low && y.high > y.low && (!log || x.low > 0)).toBe(true)
+        }
+      }
+    }
+  })
+
   it('reads out the exact step and loss, or the last one and its step', () => {
     expect(readingAt([one, two], { unit: 'nats', log: false, only: null }, 10)).toBe(
       'Step 10, nats per token. a: validation 1.125 (of step 5), train 1.25; b: validation 4 (of step 0).')

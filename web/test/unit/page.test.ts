@@ -97,7 +97,7 @@ describe('words', () => {
     const H = heads === 'One' ? 1 : Number(heads)
     expect(rows).toHaveLength(5)
     for (const [, T, scores, square, rest] of rows) {
-      expect(whole(scores)).toBe(whole(T) ** 2)
+      expect(whole(scores)).toBe(H * whole(T) ** 2)
       expect(bytes(square)).toBe(4 * H * whole(T) ** 2)
       expect(bytes(rest)).toBe(4 * 4 * H * Number(width) * whole(T))
     }
