@@ -3,6 +3,7 @@
 python scripts/export.py attention           # one untrained layer with all its intermediates
 python scripts/export.py model               # the page's own model, from runs/page
 python scripts/export.py model RUN --out DIR # any run, for the page's button that opens a file
+python scripts/export.py runs RUN...         # the losses of runs, for the page's curves
 python scripts/export.py fixtures            # what the page's tests are held to: every variant, and small operations
 python scripts/export.py attention --check   # compare with what is there, write nothing
 
@@ -21,20 +22,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to run from a
 
 from octlm.command import Parser, run
 from octlm.files import replace
-from scripts.exports import attention, fixtures, model
+from scripts.exports import attention, fixtures, model, runs
 from scripts.exports.files import Files, compare
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, TESTS = ROOT / "web" / "public" / "data", ROOT / "web" / "test" / "fixtures"
 FOR_TESTS = ("model-reference.safetensors", "variants.safetensors", "ops.json")
 
-OWN_RUN = "runs/page"
+OWN_RUN, OWN_CURVES = "runs/page", ["runs/day1", "runs/page"]
 SUBJECTS: dict[str, Callable[[list[str]], Files]] = {
-    "attention": lambda runs: attention.attention(),
-    "model": lambda runs: model.any_model(runs[0]) if runs else model.own_model(OWN_RUN),
-    "fixtures": lambda runs: fixtures.fixtures(DATA / "model.safetensors"),
+    "attention": lambda paths: attention.attention(),
+    "model": lambda paths: model.any_model(paths[0]) if paths else model.own_model(OWN_RUN),
+    "runs": lambda paths: runs.runs(paths or OWN_CURVES),
+    "fixtures": lambda paths: fixtures.fixtures(DATA / "model.safetensors"),
 }
-MOST_RUNS = {"attention": 0, "model": 1, "fixtures": 0}
+MOST_RUNS = {"attention": 0, "model": 1, "runs": 6, "fixtures": 0}  # the page has six line styles
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--check", action="store_true", help="compare with the files that are there and write nothing")
     options = parser.parse_args(arguments)
     if len(options.runs) > MOST_RUNS[options.what]:
-        raise ValueError(f"{options.runs[-1]}: {options.what} takes {MOST_RUNS[options.what] or 'no'} RUN")
+        raise ValueError(f"{options.runs[-1]}: {options.what} takes at most {MOST_RUNS[options.what]} RUN")
     if options.what == "model" and options.runs and options.out is None:
         raise ValueError(f"{options.runs[0]}: say with --out DIR where to write it; under web/ is the page's own model")
 

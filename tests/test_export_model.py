@@ -94,9 +94,9 @@ def test_what_cannot_be_exported_is_refused_in_a_line(trained: Path, tmp_path: P
         main(["model", str(tmp_path), "--out", str(tmp_path)])
     with pytest.raises(ValueError, match="say with --out DIR"):
         main(["model", str(trained)])
-    with pytest.raises(ValueError, match="model takes 1 RUN"):
+    with pytest.raises(ValueError, match="model takes at most 1 RUN"):
         main(["model", str(trained), str(trained), "--out", str(tmp_path)])
-    with pytest.raises(ValueError, match="attention takes no RUN"):
+    with pytest.raises(ValueError, match="attention takes at most 0 RUN"):
         main(["attention", str(trained)])
     for fault, message in ((65520.0, "beyond float16"), (float("nan"), "beyond float16")):
         broken = load_run(trained)

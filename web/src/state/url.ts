@@ -37,7 +37,7 @@ export interface State {
   readonly cache: boolean
 }
 
-export const TEXT = 'One misty autumn morning, a clever wren named Hazel walked softly to the'
+export const TEXT = 'One misty autumn morning, a clever wren named Hazel walked softly to the rusty grey mill. Under a mossy stone, she found a tiny golden bell. Soon a proud fox named Otto came by. "Lend me the'
 export const MAX_TEXT = 200 // characters
 export const LAST = 9999
 export const OFF = -1
@@ -51,7 +51,7 @@ export interface Limits {
 export const START: State = {
   step: 'input', head: 0, both: false, part: 'q', row: 5, column: 2, mask: 'causal', digits: 6, colours: 'fixed', p: 5,
   edit: { kind: 'nudge', amount: 1.5 },
-  text: TEXT, layer: 0, modelHead: 0, query: LAST, swapAt: OFF, swapId: 0, temperature: 0.8, topK: 50, topP: 1, seed: 0, cache: true,
+  text: TEXT, layer: 0, modelHead: 2, query: LAST, swapAt: OFF, swapId: 0, temperature: 0.8, topK: 50, topP: 1, seed: 0, cache: true,
 }
 
 const MAX_HASH = 4000 // characters; nothing that the page writes is longer
