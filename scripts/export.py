@@ -4,6 +4,7 @@ python scripts/export.py attention           # one untrained layer with all its 
 python scripts/export.py model               # the page's own model, from runs/page
 python scripts/export.py model RUN --out DIR # any run, for the page's button that opens a file
 python scripts/export.py runs RUN...         # the losses of runs, for the page's curves
+python scripts/export.py memory              # what scripts/bench.py attention measured
 python scripts/export.py fixtures            # what the page's tests are held to: every variant, and small operations
 python scripts/export.py attention --check   # compare with what is there, write nothing
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to run from a
 
 from octlm.command import Parser, run
 from octlm.files import replace
-from scripts.exports import attention, fixtures, model, runs
+from scripts.exports import attention, fixtures, memory, model, runs
 from scripts.exports.files import Files, compare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,9 +35,10 @@ SUBJECTS: dict[str, Callable[[list[str]], Files]] = {
     "attention": lambda paths: attention.attention(),
     "model": lambda paths: model.any_model(paths[0]) if paths else model.own_model(OWN_RUN),
     "runs": lambda paths: runs.runs(paths or OWN_CURVES),
+    "memory": lambda paths: memory.memory(ROOT),
     "fixtures": lambda paths: fixtures.fixtures(DATA / "model.safetensors"),
 }
-MOST_RUNS = {"attention": 0, "model": 1, "runs": 6, "fixtures": 0}  # the page has six line styles
+MOST_RUNS = {"attention": 0, "model": 1, "runs": 6, "memory": 0, "fixtures": 0}  # the page has six line styles
 
 
 def main(arguments: list[str]) -> None:
