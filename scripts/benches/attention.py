@@ -12,6 +12,7 @@ import multiprocessing
 import re
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,25 @@ def forward_pass(backend: str, dtype: str, tokens: int, threads: int) -> dict[st
     kernel = {"math": SDPBackend.MATH, "fused": SDPBackend.FLASH_ATTENTION}[backend]
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
 
-    def inputs(length: int) -> list[torch.Tensor]:
+    def attend(length: int) -> Callable[[], torch.Tensor]:
         torch.manual_seed(0)
-        return [torch.randn(BATCH, HEADS, length, HEAD_DIM).to(kind) for _ in range(3)]
+        query, key, value = (torch.randn(BATCH, HEADS, length, HEAD_DIM).to(kind) for _ in range(3))
+        return lambda: scaled_dot_product_attention(query, key, value, is_causal=True)
 
     with torch.inference_mode(), sdpa_kernel(kernel):
-        scaled_dot_product_attention(*inputs(WARM_UP), is_causal=True)
-        query, key, value = inputs(tokens)
-        growth = peak_growth(lambda: scaled_dot_product_attention(query, key, value, is_causal=True))
+        attend(WARM_UP)()
+        action = attend(tokens)
+        growth = peak_growth(action)
         seconds = []
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            scaled_dot_product_attention(query, key, value, is_causal=True)
+            action()
             seconds.append(time.perf_counter() - began)
     return {"growth_bytes": growth, "seconds": statistics.median(seconds)}
 
 
-def peak_growth(action: Any) -> int:
-    """Call action; give by how many bytes the resident memory was larger at its peak. Raises ValueError without /proc."""
+def peak_growth(action: Callable[[], object]) -> int:
+    """Call action; give by how many bytes resident memory was larger at its peak. Raises ValueError without /proc."""
     status = Path("/proc/self/status")
     if not status.is_file():
         raise ValueError("the peak of resident memory is read from /proc, which is not here: measure on Linux")
