@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,18 +155,23 @@ def example(decoder: Decoder, tokenizer: Tokenizer) -> bytes:
 
 
 def reference(decoder: Decoder, tokenizer: Tokenizer) -> bytes:
-    """What tests hold the page to: logits, attention, and texts, of a few prompts."""
+    """What tests hold the page to: logits, attention, and texts, of a few prompts.
+
+    Logits and attention are computed in float64: trained scores are large, and what float32 loses in PyTorch's own
+    (1e-5 of a weight) is as much as the page is allowed.
+    """
     import torch
 
     from octlm import generate
 
+    exact = copy.deepcopy(decoder).double()
     tensors: dict[str, torch.Tensor] = {}
     for n, prompt in enumerate(PROMPTS):
         ids = tokenizer.encode(prompt)
-        logits, attention = forward(decoder, ids)
+        logits, attention = forward(exact, ids)
         greedy = generate(decoder, [ids], max_new_tokens=GREEDY, temperature=0)[0]
         sampled = generate(decoder, [ids], max_new_tokens=SAMPLED, **SETTINGS)[0]  # type: ignore[arg-type]
-        tensors |= {f"p{n}.logits": logits[-ROWS:].contiguous(), f"p{n}.attention": torch.stack(attention)}
+        tensors |= {f"p{n}.logits": logits[-ROWS:].float(), f"p{n}.attention": torch.stack(attention).float()}
         lists = {"ids": ids, "greedy": greedy, "sampled": sampled}
         tensors |= {f"p{n}.{name}": torch.tensor(each, dtype=torch.int32) for name, each in lists.items()}
     said = {"schema": REFERENCE_SCHEMA, "prompts": PROMPTS, "settings": SETTINGS}

@@ -31,7 +31,7 @@ describe('safetensors', () => {
     [file('{"a": '), 'not JSON'],
     [file('[1]'), 'not an object'],
     [file({ a: 3 }), 'not described'],
-    [one({ dtype: 'F16' }), 'F32 only'],
+    [one({ dtype: 'BF16' }), 'BF16'],
     [one({ shape: [-2] }), 'no shape'],
     [one({ shape: 'x' }), 'no shape'],
     [one({ data_offsets: [0] }), 'no data_offsets'],
