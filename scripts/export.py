@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA, TESTS = ROOT / "web" / "public" / "data", ROOT / "web" / "test" / "fixtures"
 FOR_TESTS = ("model-reference.safetensors", "variants.safetensors", "ops.json")
 
-OWN_RUN, OWN_CURVES = "runs/page", ["runs/day1", "runs/page"]
+OWN_RUN, OWN_CURVES = "runs/page", ["runs/page", "runs/day1"]
 SUBJECTS: dict[str, Callable[[list[str]], Files]] = {
     "attention": lambda paths: attention.attention(),
     "model": lambda paths: model.any_model(paths[0]) if paths else model.own_model(OWN_RUN),

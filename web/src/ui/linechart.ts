@@ -121,7 +121,7 @@ export class LineChart {
     const path = (points: readonly (readonly [number, number])[]): string =>
       points.filter(([a]) => Number.isFinite(px(a))).map(([a, b], i) => `${i ? 'L' : 'M'}${px(a).toFixed(1)} ${py(b).toFixed(1)}`).join('')
     const heights = spread(series.map(({ points }) => py(points.at(-1)?.[1] ?? y.low)), 16, TOP + box.height)
-    const ends = series.map(({ points }) => px(points.at(-1)?.[0] ?? x.high)) // a short line has its name where it stops
+    const ends = series.map(({ points, line }) => px((line === false ? undefined : points.at(-1)?.[0]) ?? x.high)) // a short line has its name where it stops
     const few = (all: readonly number[]): readonly number[] => (box.width / all.length < 46 ? all.filter((_, i) => i % 2 === 0) : all)
     this.cursor = scalable('path', { class: 'cursor', d: `M0 ${TOP}V${TOP + box.height}` })
     this.plot.replaceChildren(scalable('svg', { role: 'img', 'aria-labelledby': `${this.name}-name ${this.name}-desc`, width: whole, height },

@@ -120,8 +120,8 @@ test.describe('the runs', () => {
     await page.locator('label[for=runs-unit-bits]').click()
     await expect(page.locator('#runs-body .plot .label')).toHaveText(['first', 'floor of first', 'second'])
     await expect(page.locator('#runs-body')).toContainText('only on the same text')
-    const box = (await page.locator('#runs-body .plot').boundingBox())!
-    await page.mouse.move(box.x + box.width / 2, box.y + 80)
+    const plot = page.locator('#runs-body .plot')
+    await plot.hover({ position: { x: (await plot.boundingBox())!.width / 2, y: 80 } }) // waits while sections above still grow
     await expect(reading).not.toContainText('Step 100,')
     await page.locator('#why').scrollIntoViewIfNeeded() // away and back: nothing is fetched again
     await page.waitForTimeout(200)
