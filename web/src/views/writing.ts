@@ -68,19 +68,20 @@ export interface Controls {
 
 /** The knobs of sampling, and the buttons. */
 export function sampler(store: Store, actions: Controls, written: HTMLElement): { element: HTMLElement; show: (running: boolean, ended: string, tokens: number) => void } {
-  const number = (id: string, min: number, max: number, set: (value: number) => void): HTMLInputElement =>
-    h('input', { id, type: 'number', min, max, step: 1, inputmode: 'numeric', onchange: (event: Event) => {
-      const input = event.target as HTMLInputElement
+  const number = (key: 'topK' | 'seed', id: string, max: number): HTMLInputElement => {
+    const input = h('input', { id, type: 'number', min: 0, max, step: 1, inputmode: 'numeric', onchange: () => {
       const value = Math.round(Number(input.value))
-      if (input.value !== '' && Number.isFinite(value)) set(Math.min(max, Math.max(min, value)))
-      show()
+      if (input.value !== '' && Number.isFinite(value)) store.set({ [key]: Math.min(max, Math.max(0, value)) })
+      input.value = String(store.get()[key])
     } })
+    return input
+  }
   const temperature = h('input', { id: 'temperature', type: 'range', min: 0, max: 2, step: 0.05, oninput: () => store.set({ temperature: Number(temperature.value) }) })
   const temperatureText = h('output', { for: 'temperature' })
   const topP = h('input', { id: 'top-p', type: 'range', min: 0.01, max: 1, step: 0.01, oninput: () => store.set({ topP: Number(topP.value) }) })
   const topPText = h('output', { for: 'top-p' })
-  const topK = number('top-k', 0, 1024, (value) => store.set({ topK: value }))
-  const seed = number('seed', 0, 2 ** 32 - 1, (value) => store.set({ seed: value }))
+  const topK = number('topK', 'top-k', 1024)
+  const seed = number('seed', 'seed', 2 ** 32 - 1)
   const step = h('button', { type: 'button', id: 'write-one', class: 'primary', onclick: actions.onStep }, 'Next token')
   const run = h('button', { type: 'button', id: 'write-on', onclick: () => (running ? actions.onStop() : actions.onRun()) }, 'Write on')
   const back = h('button', { type: 'button', id: 'write-back', onclick: actions.onBack }, 'Back to my text')
@@ -99,8 +100,9 @@ export function sampler(store: Store, actions: Controls, written: HTMLElement): 
     setText(temperatureText, state.temperature === 0 ? '0: the likeliest' : state.temperature.toFixed(2))
     topP.value = String(state.topP)
     setText(topPText, state.topP === 1 ? '1: off' : state.topP.toFixed(2))
-    topK.value = String(state.topK)
-    seed.value = String(state.seed)
+    // what is being typed stays until it is entered, whatever else changes meanwhile
+    if (document.activeElement !== topK) topK.value = String(state.topK)
+    if (document.activeElement !== seed) seed.value = String(state.seed)
   }
   store.onChange(show)
   show()

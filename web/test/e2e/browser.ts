@@ -35,3 +35,16 @@ export async function axeFinds(page: Page): Promise<string[]> {
     return violations.map(({ id, nodes }) => `${id}: ${nodes[0]?.html.slice(0, 160)} ${nodes[0]?.failureSummary.slice(0, 300)}`)
   })
 }
+
+/** Scroll to the trained model, whose file is fetched only then. */
+export async function near(page: Page): Promise<void> {
+  await page.locator('#model').scrollIntoViewIfNeeded()
+}
+
+/** Open the page with the trained model read and its first text worked out. */
+export async function open(page: Page, hash = ''): Promise<void> {
+  await page.goto(`/${hash ? `#${hash}` : ''}`)
+  await near(page)
+  await expect(page.locator('#model-status')).toContainText('The model is here')
+  await expect(page.locator('#model-output')).not.toBeEmpty()
+}

@@ -3,7 +3,7 @@ import { fileURLToPath, pathToFileURL } from 'node:url'
 import type { Page } from '@playwright/test'
 import { openModel } from '../../src/io/load'
 import { read } from '../unit/fixtures'
-import { axeFinds, expect, test } from './browser'
+import { axeFinds, expect, near, open, test } from './browser'
 
 const at = (path: string): string => fileURLToPath(new URL(`../../${path}`, import.meta.url))
 const file = readFileSync(at('public/data/model.safetensors'))
@@ -12,17 +12,6 @@ const reference = read('test/fixtures/model-reference.safetensors')
 const prompts = reference.about['prompts'] as string[]
 const settings = reference.about['settings'] as { temperature: number; top_k: number; top_p: number; seed: number }
 const WEIGHTS = '**/model.safetensors'
-
-async function near(page: Page): Promise<void> {
-  await page.locator('#model').scrollIntoViewIfNeeded()
-}
-
-async function open(page: Page, hash = ''): Promise<void> {
-  await page.goto(`/${hash ? `#${hash}` : ''}`)
-  await near(page)
-  await expect(page.locator('#model-status')).toContainText('The model is here')
-  await expect(page.locator('#model-output')).not.toBeEmpty()
-}
 
 /** Let the model write to its end, or to the end of so many tokens, as fast as the buttons allow. */
 async function writeOn(page: Page, tokens: number): Promise<void> {
@@ -179,6 +168,19 @@ test('the table of a reader has the largest shares, and the pictures choose it, 
   expect(painted).toBeGreaterThan(8) // not blank
 })
 
+test('a number that is being typed stays while something else changes', async ({ page }) => {
+  await open(page)
+  await page.locator('#seed').fill('12')
+  await page.locator('#temperature').evaluate((slider: HTMLInputElement) => { // a change elsewhere, with the focus left where it is
+    slider.value = '1.5'
+    slider.dispatchEvent(new Event('input'))
+  })
+  await expect(page).toHaveURL(/temp=1.5/)
+  await expect(page.locator('#seed')).toHaveValue('12')
+  await page.locator('#seed').press('Enter')
+  await expect(page).toHaveURL(/seed=12/)
+})
+
 test('the address holds the text and the settings over a reload', async ({ page }) => {
   await open(page)
   await page.locator('#model-text').fill('Zwei Otter & 你好 #1')
@@ -314,22 +316,6 @@ test('by keyboard alone: choose a head and a token, swap one, write five', async
   await page.keyboard.press('ArrowDown')
   await page.keyboard.press('ArrowDown')
   await expect(page.locator('#swap-verdict')).toContainText('exactly 0')
-})
-
-test('writing leaves the page at hand: no task over 100 ms', async ({ page }) => {
-  await open(page, 'seed=5')
-  await page.evaluate(() => {
-    const seen: number[] = []
-    Object.assign(window, { seen })
-    new PerformanceObserver((list) => seen.push(...list.getEntries().map(({ duration }) => duration))).observe({ entryTypes: ['longtask'] })
-  })
-  await page.locator('#write-on').click()
-  await page.waitForTimeout(3000)
-  await page.locator('#write-on').click({ timeout: 1000 }).catch(() => undefined) // the text may have ended
-  const longest = await page.evaluate(() => Math.max(0, ...(window as unknown as { seen: number[] }).seen))
-  const time = await page.locator('#cache-time').textContent()
-  console.log(`longest task while writing: ${longest} ms (at most 100); a token: ${time} (at most 20 ms)`)
-  expect(longest).toBeLessThanOrEqual(300) // the figure above is the claim; this is a limit for shared machines
 })
 
 for (const width of [320, 1280]) {

@@ -4,7 +4,7 @@
  * The figures are printed. The machine is shared, so what is asserted is three times the bound: it catches a page that hangs.
  */
 import type { Page } from '@playwright/test'
-import { STEPS, expect, test } from './browser'
+import { STEPS, expect, open, test } from './browser'
 
 const SLACK = 3
 
@@ -74,4 +74,20 @@ test('an edit recomputes the whole layer', async ({ page }) => {
   const times: number[] = []
   for (let i = 0; i < 25; i++) times.push(await timed(page, '#edit-amount', 'input', String(-3 + i * 0.2)))
   judge('edit', times.slice(5), 16)
+})
+
+test('writing leaves the page at hand: no task over 100 ms', async ({ page }) => {
+  await open(page, 'seed=5')
+  await page.evaluate(() => {
+    const seen: number[] = []
+    Object.assign(window, { seen })
+    new PerformanceObserver((list) => seen.push(...list.getEntries().map(({ duration }) => duration))).observe({ entryTypes: ['longtask'] })
+  })
+  await page.locator('#write-on').click()
+  await page.waitForTimeout(3000)
+  await page.locator('#write-on').click({ timeout: 1000 }).catch(() => undefined) // the text may have ended
+  const longest = await page.evaluate(() => Math.max(0, ...(window as unknown as { seen: number[] }).seen))
+  const time = await page.locator('#cache-time').textContent()
+  console.log(`longest task while writing: ${longest} ms (at most 100); a token: ${time} (at most 20 ms)`)
+  expect(longest).toBeLessThanOrEqual(300) // the figure above is the claim; this is a limit for shared machines
 })
