@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from octlm.files import replace
-from octlm.parallel import choose_threads
 
 EXPERIMENT = "EXP-014"
 RECORDS = Path("runs/day2-exp014-sdpa.jsonl")
@@ -33,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace, machine: dict[str, Any]) -> None:
     """Measure every combination, print each, and write them all at the end."""
+    from octlm.parallel import choose_threads  # takes torch, and --help needs none of it
+
     threads = choose_threads(None)
     shape = {"batch": BATCH, "n_heads": HEADS, "head_dim": HEAD_DIM, "causal": True, "threads": threads}
     records = []
@@ -83,11 +84,11 @@ def peak_growth(action: Callable[[], object]) -> int:
         raise ValueError("the peak of resident memory is read from /proc, which is not here: measure on Linux")
 
     def resident(field: str) -> int:
-        found = re.search(rf"{field}:\s+(\d+) kB", status.read_text())
+        found = re.search(rf"{field}:\s+(\d+) kB", status.read_text(encoding="ascii"))
         assert found, field
         return int(found[1]) * 1024
 
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew at what is resident now
+    Path("/proc/self/clear_refs").write_bytes(b"5")  # the peak starts anew at what is resident now
     before = resident("VmRSS")
     action()
     return max(0, resident("VmHWM") - before)

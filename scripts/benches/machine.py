@@ -18,7 +18,6 @@ except ImportError:  # Windows: no lock
     fcntl = None  # type: ignore[assignment]
 
 from octlm.config import DataConfig, cache_directory
-from octlm.parallel import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MOST_LOAD = 0.15  # cores that others may keep busy
@@ -30,7 +29,7 @@ def the_only_one(loaded: bool = False) -> Iterator[dict[str, Any]]:
     """Hold the lock of measurements and give the machine's description; raises ValueError where it is not quiet."""
     path = cache_directory(DataConfig()) / "bench.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
+    with open(path, "ab") as file:
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,7 +48,8 @@ def other_load(seconds: float) -> float:
         return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
     def busy() -> int:
-        user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, stat.read_text().split("\n")[0].split()[1:])
+        first = stat.read_text(encoding="ascii").split("\n")[0]  # cpu user nice ..., of all cores together
+        user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, first.split()[1:])
         return user + nice + system + irq + softirq
 
     before, began = busy(), time.perf_counter()
@@ -59,7 +59,9 @@ def other_load(seconds: float) -> float:
 
 def describe() -> dict[str, Any]:
     """Say what a figure holds for: processor, cores, release of torch, commit."""
-    import torch
+    import torch  # takes seconds, and --help needs none of it
+
+    from octlm.parallel import usable_cores
 
     return {
         "processor": _processor(), "cores": usable_cores(), "system": platform.system(),
@@ -69,7 +71,7 @@ def describe() -> dict[str, Any]:
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.is_file() else None
+    found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text(encoding="utf-8")) if cpuinfo.is_file() else None
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,10 +80,10 @@ def variants() -> bytes:
                 for parameter in decoder.parameters():
                     parameter.add_(NOISE * torch.randn_like(parameter))
             ids = torch.randint(0, config.vocab_size, (TOKENS,)).tolist()
-            logits, attention = forward(decoder, ids)
+            logits, attention = forward(copy.deepcopy(decoder).double(), ids)  # float32 depends on the processor
             tensors |= {f"{name}.weights.{key}": weight.detach().clone() for key, weight in decoder.named_parameters()}
-            tensors |= {f"{name}.attention.{layer}": read.contiguous() for layer, read in enumerate(attention)}
-            tensors |= {f"{name}.ids": torch.tensor(ids, dtype=torch.int32), f"{name}.logits": logits}
+            tensors |= {f"{name}.attention.{layer}": read.float().contiguous() for layer, read in enumerate(attention)}
+            tensors |= {f"{name}.ids": torch.tensor(ids, dtype=torch.int32), f"{name}.logits": logits.float()}
             configs[name] = describe(config)
     return pack(dict(sorted(tensors.items())), {"schema": "octlm-web-variants/1", "variants": configs})
 
