@@ -18,7 +18,7 @@ def memory(root: Path) -> Files:
     path = root / RECORDS
     if not path.is_file():
         raise ValueError(f"{path}: no such file; measure it with `python scripts/bench.py attention`")
-    records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     shared = {tuple(record[key] for key in OF_ALL) for record in records}
     if len(shared) != 1 or any(record["experiment"] != EXPERIMENT for record in records):
         raise ValueError(f"{path}: not the records of one measurement; measure again")
